@@ -1,0 +1,518 @@
+"""Frozen records of everything that is stored, and their JSON.
+
+Integers are bytes or counts, floats are seconds unless the name says otherwise, and `None` means
+not measured, never zero. A stored document carries `schema` (its name) and `schema_version`;
+readers ignore keys they do not know and refuse a newer version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from memfit.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+Parameter = bool | int | float | str | None
+"""A value of one workload parameter."""
+
+
+class Source(StrEnum):
+    """Where numbers come from."""
+
+    MEASURED = "measured"
+    """A real device ran everything."""
+    VIRTUAL = "virtual"
+    """PyTorch and its allocator ran over a stand-in driver; kernels were not executed."""
+
+
+class DeviceKind(StrEnum):
+    """What kind of device a trial runs on."""
+
+    CUDA = "cuda"
+    VIRTUAL = "virtual"
+    CPU = "cpu"
+
+
+class Precision(StrEnum):
+    """Arithmetic of forward: plain float32, or autocast to a 16-bit type."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class Policy(StrEnum):
+    """How the logical batch is split into microbatches."""
+
+    EXACT = "exact"
+    """`A * m * D = B` with equal microbatches."""
+    RAGGED = "ragged"
+    """`A = ceil(B / D / m)` microbatches, as equal as possible."""
+
+
+class Verdict(StrEnum):
+    """What a trial showed."""
+
+    FITS = "fits"
+    OOM = "oom"
+    """The device's memory ran out."""
+    HOST_OOM = "host_oom"
+    """Host memory ran out, or the limit on it was passed."""
+    THRASH = "thrash"
+    """It runs only because the allocator keeps flushing its cache."""
+    SIZE_LIMIT = "size_limit"
+    """A kernel's index limit, not memory."""
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    """The user's code failed, or did not train."""
+    CRASH = "crash"
+    """A signal ended the process."""
+
+    @property
+    def limits_size(self) -> bool:
+        """Whether this verdict says something about the size rather than about the code."""
+        return self in (Verdict.OOM, Verdict.HOST_OOM, Verdict.THRASH, Verdict.SIZE_LIMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """The device that trials run on, and how much of it they may use."""
+
+    kind: DeviceKind
+    slug: str
+    """Short name for folders and commands: `rtx-4090`, `cuda`, `cpu`."""
+    name: str
+    """Full name: `NVIDIA GeForce RTX 4090`; a virtual one is told by `kind`."""
+    total_bytes: int
+    """Total memory, as the device's driver reports it."""
+    limit_bytes: int
+    """The most that may be used on the device, everything included."""
+    memory_limit_bytes: int | None = None
+    """The limit that was asked for, or None."""
+    headroom_bytes: int = 0
+    """Bytes of the device kept free; already taken off `limit_bytes`."""
+    context_bytes: int | None = None
+    """Memory charged for the CUDA context on a virtual GPU; None where it is measured."""
+    context_source: str | None = None
+    """Where `context_bytes` comes from."""
+    compute_capability: str | None = None
+    """Such as `8.9`; None on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One way to run a logical batch: `accumulation_steps` microbatches on each replica."""
+
+    microbatch: int
+    """The largest microbatch of a group, in examples."""
+    accumulation_steps: int
+    """Microbatches whose gradients one optimizer step consumes."""
+    replicas: int = 1
+    logical_batch: int | None = None
+    """Examples that one optimizer step consumes over all replicas; None when none was asked for,
+    and a group is then `accumulation_steps` equal microbatches."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Examples of each microbatch of one replica's group, the larger ones first."""
+        if self.logical_batch is None:
+            return (self.microbatch,) * self.accumulation_steps
+        base, larger = divmod(self.logical_batch // self.replicas, self.accumulation_steps)
+        return (base + 1,) * larger + (base,) * (self.accumulation_steps - larger)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSpec:
+    """What one trial runs."""
+
+    index: int
+    """Number of the trial in its probe, from 1."""
+    purpose: Literal["search", "confirm", "diagnose"]
+    """`confirm` runs full groups; `diagnose` asks what microbatch 1 would need on a virtual card
+    without a limit, and never counts as a fit."""
+    split: Split
+    group_microbatches: int
+    """Microbatches run in each group: all of them, or fewer in a search trial."""
+    groups: int = 2
+    """Groups to run at the least; the first creates optimizer state, the next run with it."""
+    precision: Precision = Precision.FP32
+    clip_norm: float | None = None
+    """Norm to which the whole gradient is clipped once per group; None for no clipping."""
+    device: DeviceSpec
+    seed: int = 0
+    timeout_s: float | None = None
+    record_timeline: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Examples of each microbatch that a group of this trial runs.
+
+        A shortened group of uneven microbatches keeps one of each size.
+        """
+        full = self.split.sizes
+        if self.group_microbatches >= len(full):
+            return full
+        return (*full[: self.group_microbatches - 1], full[-1])
+
+    @property
+    def runs_full_groups(self) -> bool:
+        """Whether every microbatch of the group is run."""
+        return self.group_microbatches >= self.split.accumulation_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """Memory of one device in one phase, over the first group or over all later ones."""
+
+    phase: Literal["build", "forward", "backward", "optimizer_step"]
+    groups: Literal["none", "first", "later"]
+    """Which groups the figures are over; `none` for the building of model and optimizer."""
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_used_bytes: int | None
+    """What the driver reports for the whole device at the end of the phase; on a CPU, the peak
+    resident memory of the trial's process."""
+    outside_allocator_bytes: int | None
+    """Device memory in use that is neither in the allocator nor was there before the trial."""
+    alloc_retries: int | None
+    """Times the allocator flushed its cache and tried again, in this phase."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of one device of one rank, over the whole trial."""
+
+    rank: int
+    device: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_used_bytes: int | None
+    outside_allocator_bytes: int | None
+    used_before_bytes: int | None
+    """Device memory in use before the trial touched the device."""
+    alloc_retries: int | None
+    alloc_retries_last_group: int | None
+    """Retries within the last group; above zero is `thrash`."""
+    inactive_split_bytes: int | None
+    """Free bytes in split blocks at the end: fragmentation."""
+    device_used_source: Literal["nvml", "mem_get_info", "rss"] | None
+    phases: tuple[PhaseMemory, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The figure that is compared with the limit.
+
+        On a GPU, reserved memory plus what lies outside the allocator; on a CPU, resident memory.
+        """
+        if self.peak_reserved_bytes is None:
+            return self.device_used_bytes
+        return self.peak_reserved_bytes + (self.outside_allocator_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """What the peak is made of, in allocated bytes of one device; the parts sum to the peak.
+
+    Parameters, buffers, gradients and optimizer state are sums over the tensors themselves, each
+    rounded up to the allocator's block of 512 bytes. The rest is what remains of the peak.
+    """
+
+    phase: str
+    """The phase in which the peak was reached."""
+    parameters_bytes: int
+    buffers_bytes: int
+    gradients_bytes: int
+    optimizer_state_bytes: int
+    activations_bytes: int
+    """The rest: activations, temporaries, workspaces and the microbatch itself."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak that the parts sum to."""
+        return (
+            self.parameters_bytes
+            + self.buffers_bytes
+            + self.gradients_bytes
+            + self.optimizer_state_bytes
+            + self.activations_bytes
+        )
+
+    @property
+    def dominant(self) -> str:
+        """Name of the largest part, in words."""
+        parts = {
+            "parameters": self.parameters_bytes,
+            "buffers": self.buffers_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer state": self.optimizer_state_bytes,
+            "activations and temporaries": self.activations_bytes,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelinePoint:
+    """Allocated memory at one moment of a group."""
+
+    event: int
+    """Position in the group, counted in allocator events (allocations and frees)."""
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelinePhase:
+    """Where a phase begins on the timeline."""
+
+    phase: Literal["forward", "backward", "optimizer_step"]
+    microbatch: int | None
+    """Index of the microbatch in the group, from 0; None for the optimizer step."""
+    event: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Allocated memory over the last group of a trial, thinned but with its peaks kept."""
+
+    events: int
+    """Allocator events in the group."""
+    points: tuple[TimelinePoint, ...]
+    phases: tuple[TimelinePhase, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What decided a verdict."""
+
+    rule: str
+    """Name of the rule that fired, such as `torch.OutOfMemoryError` or `all groups ran`."""
+    text: str
+    """One sentence with the numbers."""
+    phase: str | None = None
+    """Phase in which the trial ended, or None when it ended well."""
+    group: int | None = None
+    """Group in which it ended, from 1."""
+    microbatch_index: int | None = None
+    """Microbatch in which it ended, from 1."""
+    exception: str | None = None
+    """Class of the exception, or None."""
+    traceback: str | None = None
+    """The user's own traceback, without memfit's frames."""
+    output_tail: tuple[str, ...] = ()
+    """Last lines that the trial printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """One finished trial."""
+
+    spec: TrialSpec
+    verdict: Verdict
+    evidence: Evidence
+    demand_bytes: int | None = None
+    """Device memory that the trial needed, whatever the allocator's layout: for a fit, peak
+    allocated plus what lies outside the allocator; for an out-of-memory error, allocated plus the
+    request that failed plus what lies outside. Above the limit, no layout could have helped."""
+    devices: tuple[DeviceMemory, ...] = ()
+    composition: Composition | None = None
+    timeline: Timeline | None = None
+    groups_run: int = 0
+    optimizer_steps_attempted: int = 0
+    optimizer_steps_applied: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """Peak allocated on the most loaded device."""
+        return _most(device.peak_allocated_bytes for device in self.devices)
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """Peak reserved on the most loaded device."""
+        return _most(device.peak_reserved_bytes for device in self.devices)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The figure compared with the limit, on the most loaded device."""
+        return _most(device.peak_bytes for device in self.devices)
+
+
+def _most(values: Any) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSpec:
+    """The question that a probe answers."""
+
+    target: str
+    """The file or module and, after a colon, the workload's name."""
+    parameters: dict[str, Parameter]
+    """Workload parameters set by the user."""
+    device: DeviceSpec
+    logical_batch: int | None = None
+    replicas: int = 1
+    policy: Policy = Policy.EXACT
+    precision: Precision = Precision.FP32
+    clip_norm: float | None = None
+    group_microbatches: int = 2
+    """Cap on the microbatches of a search trial's group."""
+    max_microbatch: int | None = None
+    max_trials: int = 40
+    trial_timeout_s: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadInfo:
+    """The workload as it was loaded."""
+
+    name: str
+    description: str
+    target: str
+    path: str | None
+    """Path of the user's file, as given; None for a module."""
+    sha256: str | None
+    """Digest of the user's file."""
+    parameters: dict[str, Parameter]
+    """All parameters with the values used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What a result depends on beside the workload."""
+
+    memfit: str
+    python: str
+    platform: str
+    torch: str
+    cuda: str | None
+    cudnn: str | None
+    driver: str | None
+    """Driver version of a real GPU, else None."""
+    variables: dict[str, str]
+    """An allow-list of environment variables, never the whole environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedAbove:
+    """A size above the answer that was tried."""
+
+    microbatch: int
+    trial: int
+    """Index of the trial."""
+    verdict: Verdict
+    demand_exceeds_limit: bool
+    """Whether the allocated demand alone exceeds the limit, so that no layout could help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Why the answer is the answer."""
+
+    microbatch: int
+    trial: int
+    """Index of the trial in which this size ran full groups in a fresh process."""
+    ceiling: Literal["tried", "cap", "budget"]
+    """`tried`: every candidate above, up to one whose demand alone exceeds the limit, was tried
+    and did not fit. `cap`: no larger candidate exists. `budget`: the ceiling of trials was
+    reached first, and `untried` sizes remain."""
+    tried_above: tuple[TriedAbove, ...]
+    untried: tuple[int, ...] = ()
+    cap: int | None = None
+    """The largest candidate, and so the cap where `ceiling` is `cap`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """The answer of a probe, and everything that it stands on."""
+
+    schema: Literal["memfit.probe"] = "memfit.probe"
+    schema_version: int = SCHEMA_VERSION
+    created: str
+    """Moment of the answer, ISO 8601 in UTC."""
+    command: str
+    """The command that made this result."""
+    workload: WorkloadInfo
+    spec: ProbeSpec
+    source: Source
+    limits: tuple[str, ...]
+    """What the figures leave out, one sentence each."""
+    split: Split
+    """The answer: `microbatch`, `accumulation_steps`, `replicas`, `logical_batch`."""
+    certificate: Certificate
+    trials: tuple[TrialResult, ...]
+    environment: Environment
+    loss_normalisation: str
+    last_group: str
+    """How a group with fewer examples, at the end of an epoch, is to be treated."""
+    notes: tuple[str, ...] = ()
+    """Remarks to the user: poor splits, caps reached, thrash seen."""
+    wall_s: float = 0.0
+
+    @property
+    def answer(self) -> TrialResult:
+        """The trial that the answer stands on."""
+        return next(t for t in self.trials if t.spec.index == self.certificate.trial)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeProgress:
+    """A probe that has not ended: what a resumed one starts from."""
+
+    schema: Literal["memfit.progress"] = "memfit.progress"
+    schema_version: int = SCHEMA_VERSION
+    command: str
+    workload: WorkloadInfo
+    spec: ProbeSpec
+    environment: Environment
+    trials: tuple[TrialResult, ...] = ()
+
+
+Record = TypeVar("Record", ProbeResult, ProbeProgress)
+
+
+class _Header(msgspec.Struct):
+    schema: str
+    schema_version: int
+
+
+def to_json(record: Any) -> bytes:
+    """Encode a record as an indented JSON document with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def from_json(data: bytes, kind: type[Record], *, origin: str) -> Record:
+    """Decode a stored document.
+
+    Args:
+        data: The document.
+        kind: The record it should hold.
+        origin: Name of the file, for messages.
+
+    Raises:
+        UsageError: When it is not JSON, another document, damaged, or from a newer memfit.
+    """
+    expected = kind.__dataclass_fields__["schema"].default
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{origin} is not a memfit document: {error}") from None
+    if header.schema != expected:
+        raise UsageError(f"{origin} holds {header.schema!r}, not {expected!r}")
+    if header.schema_version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{origin} has schema version {header.schema_version}; "
+            f"this memfit reads up to {SCHEMA_VERSION}",
+            hint="update memfit",
+        )
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{origin} is damaged: {error}") from None
