@@ -182,6 +182,7 @@ class PhaseMemory:
     alloc_retries: int | None
     """Times the allocator flushed its cache and tried again, in this phase."""
     seconds: float
+    """Host time; kernels of a GPU may run on after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,13 +231,17 @@ class Composition:
     gradients_bytes: int
     optimizer_state_bytes: int
     activations_bytes: int
-    """The rest: activations, temporaries, workspaces and the microbatch itself."""
+    """The rest: activations, temporaries, workspaces and the microbatch itself. In a group of one
+    microbatch, gradients come into being while activations go, and are counted here."""
+    baseline_bytes: int = 0
+    """In use before the model was built: interpreter and libraries, on a CPU; 0 on a GPU."""
 
     @property
     def total_bytes(self) -> int:
         """The peak that the parts sum to."""
         return (
-            self.parameters_bytes
+            self.baseline_bytes
+            + self.parameters_bytes
             + self.buffers_bytes
             + self.gradients_bytes
             + self.optimizer_state_bytes
@@ -247,6 +252,7 @@ class Composition:
     def dominant(self) -> str:
         """Name of the largest part, in words."""
         parts = {
+            "the process before the workload": self.baseline_bytes,
             "parameters": self.parameters_bytes,
             "buffers": self.buffers_bytes,
             "gradients": self.gradients_bytes,

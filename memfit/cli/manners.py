@@ -1,0 +1,78 @@
+"""What every verb does alike: consoles, errors and exit codes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from memfit.errors import InternalError, Interrupted, MemfitError
+
+P = ParamSpec("P")
+
+
+def stdout() -> Console:
+    """Return the console for answers."""
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    """Return the console for progress, warnings and errors."""
+    return Console(stderr=True, highlight=False)
+
+
+def verb(body: Callable[P, None]) -> Callable[P, None]:
+    """Give a command's body the one way in which errors end: a message, a hint, an exit code."""
+
+    @functools.wraps(body)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        previous = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            body(*args, **kwargs)
+        except MemfitError as error:
+            _show(error)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            _show(Interrupted("interrupted"))
+            raise typer.Exit(Interrupted.exit_code) from None
+        except BrokenPipeError:
+            # The reader of stdout has gone; nothing is left to say to it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except typer.Exit:
+            raise
+        except Exception as error:
+            _show(
+                InternalError(
+                    f"memfit itself failed: {type(error).__name__}: {error}",
+                    hint="please report this with the lines above",
+                    details=traceback.format_exc(),
+                )
+            )
+            raise typer.Exit(InternalError.exit_code) from None
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+    return run
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(error: MemfitError) -> None:
+    console = stderr()
+    if error.details:
+        console.print(Text(error.details))
+        console.print()
+    console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
+    if error.hint:
+        console.print(Text.assemble(("hint: ", "bold cyan"), error.hint), soft_wrap=True)

@@ -1,0 +1,156 @@
+"""`memfit probe`: the largest microbatch, end to end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memfit.cli.manners import stderr, stdout, verb
+from memfit.errors import UsageError
+from memfit.records import Policy, Precision
+
+if TYPE_CHECKING:
+    from memfit.folder import ProbeFolder
+    from memfit.records import ProbeResult
+
+
+@verb
+def probe(
+    target: Annotated[
+        str, typer.Argument(help="A workload: file.py, file.py:Name or package.module:Name.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter of the workload."),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="auto, cuda, cpu, or the name of a card to imitate (see `memfit gpus`). auto is "
+            "this machine's GPU, else a virtual GPU, else the CPU."
+        ),
+    ] = "auto",
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Use at most this much, such as 20GiB.")
+    ] = None,
+    headroom: Annotated[
+        str, typer.Option(metavar="SIZE|PERCENT", help="Keep this much of it free.")
+    ] = "2%",
+    logical_batch: Annotated[
+        int | None,
+        typer.Option("--logical-batch", "-B", help="Examples that one optimizer step consumes."),
+    ] = None,
+    replicas: Annotated[int, typer.Option("--replicas", "-D", help="Data-parallel replicas.")] = 1,
+    policy: Annotated[
+        Policy,
+        typer.Option(help="exact: equal microbatches, m*A*D = B. ragged: as equal as possible."),
+    ] = Policy.EXACT,
+    precision: Annotated[
+        Precision, typer.Option(help="Plain float32, or autocast (fp16 with a scaler).")
+    ] = Precision.FP32,
+    clip: Annotated[
+        float | None, typer.Option(metavar="NORM", help="Clip the whole gradient once per group.")
+    ] = None,
+    group_microbatches: Annotated[
+        int, typer.Option(help="Microbatches in a search trial's group; the answer runs them all.")
+    ] = 2,
+    max_microbatch: Annotated[
+        int | None, typer.Option(help="Try no microbatch above this.")
+    ] = None,
+    max_trials: Annotated[int, typer.Option(help="Run at most this many trials.")] = 40,
+    trial_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="End a trial that takes longer.")
+    ] = 1800.0,
+    seed: Annotated[int, typer.Option(help="Seed of torch's generators in every trial.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the result; by default reports/<workload>-<device>."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an earlier result in that folder.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole result as JSON instead of a table.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell no progress.")] = False,
+) -> None:
+    """Find the largest microbatch that really trains, and the accumulation steps around it.
+
+    Runs full accumulation groups at growing sizes, each in a process of its own, and writes
+    memfit.json, trials.csv and report.html. An interrupted probe goes on when the same command
+    is run again.
+    """
+    from memfit.cli.progress import ProgressTeller  # noqa: PLC0415
+    from memfit.probe import ProbeRequest, UnsavedAnswer, run_probe  # noqa: PLC0415
+
+    request = ProbeRequest(
+        target=target,
+        parameters=_parse_settings(settings or []),
+        device=device,
+        memory_limit=memory_limit,
+        headroom=headroom,
+        logical_batch=logical_batch,
+        replicas=replicas,
+        policy=policy,
+        precision=precision,
+        clip_norm=clip,
+        group_microbatches=group_microbatches,
+        max_microbatch=max_microbatch,
+        max_trials=max_trials,
+        trial_timeout_s=trial_timeout,
+        seed=seed,
+        out=out,
+        force=force,
+        command=shlex.join(["memfit", *sys.argv[1:]]),
+    )
+    teller = ProgressTeller(stderr(), quiet=quiet)
+    teller.start(f"importing torch and {target}")
+    try:
+        result, folder = run_probe(request, teller)
+    except UnsavedAnswer as unsaved:
+        teller.close()
+        _print(unsaved.result, as_json=as_json)
+        raise
+    finally:
+        teller.close()
+    _print(result, as_json=as_json)
+    _write_pages(result, folder)
+    if not quiet:
+        stderr().print(f"wrote {folder.path / 'report.html'}", soft_wrap=True)
+
+
+def _parse_settings(settings: list[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {setting} is not NAME=VALUE", hint="as in --set seq_len=2048")
+        if name in values:
+            raise UsageError(f"--set {name} is given twice", hint="give each parameter once")
+        values[name] = value
+    return values
+
+
+def _print(result: ProbeResult, *, as_json: bool) -> None:
+    if as_json:
+        from memfit.records import to_json  # noqa: PLC0415
+
+        sys.stdout.write(to_json(result).decode())
+        sys.stdout.flush()
+    else:
+        from memfit.cli.answer import render_answer  # noqa: PLC0415
+
+        render_answer(result, stdout())
+
+
+def _write_pages(result: ProbeResult, folder: ProbeFolder) -> None:
+    from memfit.export.csv import trials_csv  # noqa: PLC0415
+    from memfit.folder import REPORT, TRIALS  # noqa: PLC0415
+    from memfit.report import render  # noqa: PLC0415
+
+    folder.write(TRIALS, trials_csv(result).encode())
+    folder.write(REPORT, render(result).encode())

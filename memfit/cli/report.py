@@ -1,0 +1,38 @@
+"""`memfit report`: the page of a result, made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memfit.cli.manners import stderr, verb
+from memfit.errors import UsageError
+
+
+@verb
+def report(
+    result: Annotated[Path, typer.Argument(help="A memfit.json.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; by default report.html beside it.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a page that differs from the new one.")
+    ] = False,
+) -> None:
+    """Make the HTML page of a result again."""
+    from memfit.folder import REPORT, write_whole  # noqa: PLC0415
+    from memfit.records import ProbeResult, from_json  # noqa: PLC0415
+    from memfit.report import render  # noqa: PLC0415
+
+    try:
+        data = result.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {result}: {error.strerror}", hint="name a memfit.json") from None
+    page = render(from_json(data, ProbeResult, origin=str(result))).encode()
+    path = out or result.with_name(REPORT)
+    if path.exists() and not force and path.read_bytes() != page:
+        raise UsageError(f"{path} exists and differs", hint="use --force to replace it, or --out")
+    write_whole(path, page)
+    stderr().print(f"wrote {path}", soft_wrap=True)

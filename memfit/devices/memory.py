@@ -1,0 +1,181 @@
+"""The one place that reads memory while a trial runs; used in the worker process only."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from memfit.devices.nvml import Nvml
+from memfit.records import DeviceKind, DeviceSpec
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_BYTES = 512
+"""The CUDA caching allocator rounds every request up to a multiple of this (kMinBlockSize)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One look at a device's memory; peaks are since the last reset."""
+
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    allocated_bytes: int | None
+    alloc_retries: int | None
+    """Since the start of the process."""
+    inactive_split_bytes: int | None
+    allocator_events: int
+    """Allocations and frees since the start of the process."""
+    device_used_bytes: int | None
+    outside_allocator_bytes: int | None
+
+
+class MemoryReader(Protocol):
+    """Reads one device's memory."""
+
+    device: torch.device
+    used_before_bytes: int | None
+    device_used_source: Literal["nvml", "mem_get_info", "rss"] | None
+
+    def read(self, *, device_used: bool) -> Reading:
+        """Take a reading; asking for device used costs a call into the driver."""
+
+    def reset_peaks(self) -> None:
+        """Start new peaks from what is in use now."""
+
+    def block_bytes(self, size: int) -> int:
+        """Bytes that the allocator takes for a tensor of `size` bytes."""
+
+
+def open_reader(spec: DeviceSpec) -> MemoryReader:
+    """Open the device of a trial, enforce its limit, and return the reader of its memory."""
+    if spec.kind is DeviceKind.CPU:
+        return HostMemory()
+    return CudaMemory(spec)
+
+
+class CudaMemory:
+    """A CUDA device, real or virtual, through PyTorch's caching allocator."""
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        """Create the CUDA context and cap the allocator at the device's limit.
+
+        A virtual card is made as large as the limit, so that its own driver refuses what does not
+        fit. On a real one, what is in use before the first tensor lies outside the allocator and
+        is taken off the limit.
+        """
+        import torch  # noqa: PLC0415
+
+        self._nvml = Nvml()
+        virtual = spec.kind is DeviceKind.VIRTUAL
+        if virtual:
+            from memfit.virtual import control  # noqa: PLC0415
+
+            control.set_total_bytes(spec.limit_bytes)
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._cuda = torch.cuda
+        self._uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        before = 0 if virtual else self._nvml.used_bytes(self._uuid)
+        torch.cuda.init()
+        free, total = torch.cuda.mem_get_info(self.device)
+        self.device_used_source = (
+            "nvml" if self._nvml.used_bytes(self._uuid) is not None else "mem_get_info"
+        )
+        self.used_before_bytes = before
+        if not virtual:
+            allowed = max(spec.limit_bytes - (total - free), 0)
+            torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), self.device)
+
+    device: torch.device
+    used_before_bytes: int | None
+    device_used_source: Literal["nvml", "mem_get_info", "rss"] | None
+
+    def read(self, *, device_used: bool) -> Reading:
+        """Read the allocator's counters and, where asked, the driver's."""
+        stats: Any = self._cuda.memory_stats_as_nested_dict(self.device)
+        used = self._used() if device_used else None
+        reserved = stats["reserved_bytes"]["all"]["current"]
+        outside = None
+        if used is not None and self.used_before_bytes is not None:
+            outside = max(used - self.used_before_bytes - reserved, 0)
+        allocation = stats["allocation"]["all"]
+        return Reading(
+            peak_allocated_bytes=stats["allocated_bytes"]["all"]["peak"],
+            peak_reserved_bytes=stats["reserved_bytes"]["all"]["peak"],
+            allocated_bytes=stats["allocated_bytes"]["all"]["current"],
+            alloc_retries=stats["num_alloc_retries"],
+            inactive_split_bytes=stats["inactive_split_bytes"]["all"]["current"],
+            allocator_events=allocation["allocated"] + allocation["freed"],
+            device_used_bytes=used,
+            outside_allocator_bytes=outside,
+        )
+
+    def _used(self) -> int:
+        used = self._nvml.used_bytes(self._uuid)
+        if used is not None:
+            return used
+        free, total = self._cuda.mem_get_info(self.device)
+        return int(total - free)
+
+    def reset_peaks(self) -> None:
+        """Start new peaks from what is in use now."""
+        self._cuda.reset_peak_memory_stats(self.device)
+
+    def block_bytes(self, size: int) -> int:
+        """Round up to the allocator's block."""
+        return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+class HostMemory:
+    """The host memory of this process; its peak is the kernel's high-water mark."""
+
+    device_used_source: Literal["nvml", "mem_get_info", "rss"] | None = "rss"
+    used_before_bytes: int | None = None
+    device: torch.device
+
+    def __init__(self) -> None:
+        """Start from what the process has in use."""
+        import torch  # noqa: PLC0415
+
+        self.device = torch.device("cpu")
+        self.reset_peaks()
+
+    def read(self, *, device_used: bool) -> Reading:
+        """Read the peak resident memory since the last reset."""
+        return Reading(
+            peak_allocated_bytes=None,
+            peak_reserved_bytes=None,
+            allocated_bytes=None,
+            alloc_retries=None,
+            inactive_split_bytes=None,
+            allocator_events=0,
+            device_used_bytes=peak_resident_bytes() if device_used else None,
+            outside_allocator_bytes=None,
+        )
+
+    def reset_peaks(self) -> None:
+        """Reset the kernel's high-water mark where it lets us; else peaks only rise."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return
+
+    def block_bytes(self, size: int) -> int:
+        """Host tensors take what they are."""
+        return size
+
+
+def peak_resident_bytes() -> int:
+    """Peak resident memory of this process since the last reset, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource  # noqa: PLC0415
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,128 @@
+"""The folder of one probe: what may be written there, and how nothing is lost in it.
+
+Files are written to a temporary name and renamed, so that a full disk or a kill leaves the former
+file whole. An unfinished probe leaves `memfit.progress.json`; the same question asked again starts
+from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from memfit.errors import CannotJudge, UsageError
+from memfit.records import ProbeProgress, ProbeResult, from_json, to_json
+
+RESULT = "memfit.json"
+PROGRESS = "memfit.progress.json"
+TRIALS = "trials.csv"
+REPORT = "report.html"
+
+
+class ProbeFolder:
+    """The output folder of one probe."""
+
+    def __init__(self, path: Path, *, force: bool) -> None:
+        """Claim the folder, making it where it is missing.
+
+        Args:
+            path: The folder.
+            force: Whether files of an earlier probe in it may be replaced.
+
+        Raises:
+            UsageError: When it exists with other content and `force` is not set, or cannot be
+                written.
+        """
+        self.path = path
+        self.force = force
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is a file", hint="name a folder with --out")
+        if not force:
+            self._refuse_to_overwrite()
+        self._made = not path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".memfit-write-test"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"cannot write in {path}: {error.strerror}", hint="name another folder with --out"
+            ) from None
+
+    def _refuse_to_overwrite(self) -> None:
+        if not self.path.is_dir():
+            return
+        with contextlib.suppress(PermissionError):
+            present = {entry.name for entry in self.path.iterdir()}
+            if RESULT in present:
+                raise UsageError(
+                    f"{self.path} already holds a result",
+                    hint="use --force to replace it, or --out for another folder",
+                )
+            if present and PROGRESS not in present:
+                raise UsageError(
+                    f"{self.path} exists and is not a memfit folder",
+                    hint="use --out for another folder, or --force to write into this one",
+                )
+
+    def unfinished(self) -> ProbeProgress | None:
+        """Return the unfinished probe that the folder holds, or None."""
+        path = self.path / PROGRESS
+        if self.force or not path.exists():
+            return None
+        return from_json(path.read_bytes(), ProbeProgress, origin=str(path))
+
+    def save_progress(self, progress: ProbeProgress) -> None:
+        """Save what has finished so far; raises CannotJudge when the disk refuses."""
+        self.write(PROGRESS, to_json(progress))
+
+    def save_result(self, result: ProbeResult) -> None:
+        """Save the answer, which ends the unfinished state."""
+        self.write(RESULT, to_json(result))
+        (self.path / PROGRESS).unlink(missing_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one file whole, or leave the former one.
+
+        Raises:
+            CannotJudge: When the system refuses, a full disk for example.
+        """
+        write_whole(self.path / name, data)
+
+    def leave_if_empty(self) -> None:
+        """Remove the folder again when this probe made it and left nothing in it."""
+        if self._made and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name and rename it into place.
+
+    Raises:
+        CannotJudge: When the system refuses, a full disk for example.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise CannotJudge(
+            f"cannot write {path} ({len(data)} bytes): {error.strerror}; "
+            f"{_free_words(path.parent)}",
+            hint="make room or name another folder with --out, and run the same command again",
+        ) from None
+
+
+def _free_words(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free} bytes are free"
+    except OSError:
+        return "the folder is gone"

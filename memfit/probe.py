@@ -1,0 +1,546 @@
+"""A probe: the search over trials, from the question to a certified answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from memfit import virtual
+from memfit.batch import Candidates, candidates, poor_split_note
+from memfit.devices.select import Choice, choose, describe
+from memfit.errors import CannotJudge, Interrupted, MemfitError, NothingFits, UsageError
+from memfit.errors import WorkloadError
+from memfit.folder import ProbeFolder
+from memfit.records import (
+    Composition,
+    DeviceKind,
+    DeviceSpec,
+    Environment,
+    Policy,
+    Precision,
+    ProbeProgress,
+    ProbeResult,
+    ProbeSpec,
+    Source,
+    TrialResult,
+    TrialSpec,
+    Verdict,
+    WorkloadInfo,
+)
+from memfit.search import Ask, Exhausted, Found, NoFit, decide, expected_room, outcomes_of
+from memfit.trial.protocol import Mark, Ready
+from memfit.trial.runner import TrialRunner
+from memfit.units import TIB, format_bytes
+from memfit.workload import split_target
+
+_DIAGNOSIS_BYTES = TIB
+"""Size of the virtual card on which a microbatch of 1 that does not fit is measured instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """The question in the user's words; what is wrong with them ends in a UsageError."""
+
+    target: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    memory_limit: str | None = None
+    headroom: str = "2%"
+    logical_batch: int | None = None
+    replicas: int = 1
+    policy: Policy = Policy.EXACT
+    precision: Precision = Precision.FP32
+    clip_norm: float | None = None
+    group_microbatches: int = 2
+    max_microbatch: int | None = None
+    max_trials: int = 40
+    trial_timeout_s: float | None = 1800.0
+    seed: int = 0
+    out: Path | None = None
+    force: bool = False
+    command: str = ""
+
+
+class ProbeListener(Protocol):
+    """Told what a probe does while it runs."""
+
+    def chosen(self, sentence: str) -> None:
+        """Tell which device was chosen where the user left it open."""
+
+    def loaded(self, workload: WorkloadInfo, device: DeviceSpec, folder: Path) -> None:
+        """Tell that the user's code is imported and the search begins."""
+
+    def resumed(self, trials: int) -> None:
+        """Tell that finished trials of an earlier run are used."""
+
+    def asked(self, ask: Ask, spec: TrialSpec) -> None:
+        """Tell that a trial begins, and why at this size."""
+
+    def progressed(self, mark: Mark) -> None:
+        """Tell where in a trial the worker is."""
+
+    def finished(self, trial: TrialResult) -> None:
+        """Tell how a trial ended."""
+
+    def warned(self, sentence: str) -> None:
+        """Tell what went wrong without ending the probe."""
+
+
+def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResult, ProbeFolder]:
+    """Answer a question with a certified microbatch.
+
+    Returns:
+        The answer, already saved as `memfit.json`, and the folder that holds it.
+
+    Raises:
+        UsageError: When the question is wrong.
+        NothingFits: When the smallest microbatch does not fit.
+        WorkloadError: When the user's code fails.
+        CannotJudge: When this machine cannot answer, or the answer cannot be written.
+        Interrupted: When the user stops it; finished trials are kept.
+    """
+    started = time.monotonic()
+    _check(request)
+    sizes = candidates(
+        logical_batch=request.logical_batch,
+        replicas=request.replicas,
+        policy=request.policy,
+        max_microbatch=request.max_microbatch,
+    )
+    choice = choose(request.device)
+    if choice.said:
+        listener.chosen(choice.said)
+    folder = ProbeFolder(request.out, force=request.force) if request.out else None
+    device = None if choice.kind is DeviceKind.CUDA else _describe(request, choice)
+    environment = worker_environment(choice, device)
+    with TrialRunner(
+        request.target,
+        request.parameters,
+        environment=environment,
+        load_timeout_s=request.trial_timeout_s,
+        on_mark=listener.progressed,
+    ) as runner:
+        try:
+            ready = runner.open()
+            if device is None:
+                device = _describe_real(request, choice, runner)
+            folder = folder or ProbeFolder(
+                Path("reports") / f"{_slug(ready.workload.name)}-{device.slug}",
+                force=request.force,
+            )
+            probe = _Probe(request, listener, runner, ready, device, folder, sizes)
+            return probe.run(started), folder
+        except KeyboardInterrupt:
+            runner.close()
+            kept = folder is not None and folder.unfinished() is not None
+            raise Interrupted(
+                "interrupted",
+                hint=f"finished trials are kept in {folder.path}: run the same command to go on"
+                if kept and folder
+                else None,
+            ) from None
+        finally:
+            if folder is not None:
+                folder.leave_if_empty()
+
+
+def _check(request: ProbeRequest) -> None:
+    split_target(request.target)
+    for name, value, least in (
+        ("--group-microbatches", request.group_microbatches, 2),
+        ("--max-trials", request.max_trials, 1),
+    ):
+        if value < least:
+            raise UsageError(f"{name} is {value}; it must be at least {least}")
+    if request.clip_norm is not None and not request.clip_norm > 0:
+        raise UsageError(f"--clip is {request.clip_norm}; it must be above zero")
+    if request.trial_timeout_s is not None and not request.trial_timeout_s > 0:
+        raise UsageError(f"--trial-timeout is {request.trial_timeout_s}; it must be above zero")
+
+
+def _describe(request: ProbeRequest, choice: Choice) -> DeviceSpec:
+    return describe(choice, memory_limit=request.memory_limit, headroom=request.headroom)
+
+
+def _describe_real(request: ProbeRequest, choice: Choice, runner: TrialRunner) -> DeviceSpec:
+    gpu = runner.describe_gpu()
+    if gpu.failure is not None:
+        raise CannotJudge(f"CUDA has no device here: {gpu.failure}", hint="see `memfit doctor`")
+    if gpu.virtual:
+        raise CannotJudge(
+            "the CUDA device here is a virtual GPU that was started from outside",
+            hint="name the card with --device instead",
+        )
+    return describe(
+        choice,
+        memory_limit=request.memory_limit,
+        headroom=request.headroom,
+        gpu=(gpu.name, gpu.total_bytes, gpu.compute_capability),
+    )
+
+
+def worker_environment(choice: Choice, device: DeviceSpec | None) -> dict[str, str]:
+    """Return the variables that make a process a worker on the chosen device."""
+    if choice.card is None:
+        # A trial on the CPU must not find a GPU, and on a GPU must see only its own.
+        return {"CUDA_VISIBLE_DEVICES": ""} if choice.kind is DeviceKind.CPU else {}
+    assert device is not None
+    return virtual.prepare(choice.card, total_bytes=device.limit_bytes)
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
+
+
+class _Probe:
+    """One probe as it runs."""
+
+    def __init__(
+        self,
+        request: ProbeRequest,
+        listener: ProbeListener,
+        runner: TrialRunner,
+        ready: Ready,
+        device: DeviceSpec,
+        folder: ProbeFolder,
+        sizes: Candidates,
+    ) -> None:
+        self._request = request
+        self._listener = listener
+        self._runner = runner
+        self._workload = ready.workload
+        self._environment = ready.environment
+        self._folder = folder
+        self._sizes = sizes
+        self._trials: list[TrialResult] = []
+        self._spec = ProbeSpec(
+            target=request.target,
+            parameters=dict(request.parameters),
+            device=device,
+            logical_batch=request.logical_batch,
+            replicas=request.replicas,
+            policy=request.policy,
+            precision=request.precision,
+            clip_norm=request.clip_norm,
+            group_microbatches=request.group_microbatches,
+            max_microbatch=request.max_microbatch,
+            max_trials=request.max_trials,
+            trial_timeout_s=request.trial_timeout_s,
+            seed=request.seed,
+        )
+
+    def run(self, started: float) -> ProbeResult:
+        """Search until there is a certificate."""
+        self._resume()
+        self._listener.loaded(self._workload, self._spec.device, self._folder.path)
+        if self._trials:
+            self._listener.resumed(len(self._trials))
+        while True:
+            decision = decide(
+                self._sizes,
+                outcomes_of(self._trials),
+                limit_bytes=self._spec.device.limit_bytes,
+                max_trials=self._spec.max_trials,
+                group_microbatches=self._spec.group_microbatches,
+            )
+            match decision:
+                case Ask():
+                    self._run_trial(decision)
+                case Found():
+                    return self._answer(decision, started)
+                case NoFit():
+                    raise self._nothing_fits(decision)
+                case Exhausted():
+                    raise CannotJudge(
+                        f"{decision.trials} trials ran and none of the sizes that fitted could be "
+                        "confirmed by full groups",
+                        hint=f"raise --max-trials above {self._spec.max_trials} "
+                        "and run the same command again",
+                    )
+
+    # -- trials ------------------------------------------------------------------------------
+
+    def _run_trial(self, ask: Ask) -> None:
+        split = self._sizes.split(ask.microbatch)
+        full = ask.purpose == "confirm"
+        cap = max(self._spec.group_microbatches, 1)
+        spec = self._trial_spec(
+            purpose=ask.purpose,
+            microbatch=ask.microbatch,
+            group_microbatches=split.accumulation_steps
+            if full
+            else min(cap, split.accumulation_steps),
+        )
+        self._listener.asked(ask, spec)
+        result = self._runner.run(spec)
+        self._listener.finished(result)
+        if result.verdict is not Verdict.FITS and not result.verdict.limits_size:
+            raise _workload_error(result, self._request.target)
+        self._trials.append(result)
+        self._save()
+
+    def _trial_spec(
+        self,
+        *,
+        purpose: str,
+        microbatch: int,
+        group_microbatches: int,
+        device: DeviceSpec | None = None,
+    ) -> TrialSpec:
+        split = self._sizes.split(microbatch)
+        return TrialSpec(
+            index=len(self._trials) + 1,
+            purpose=purpose,  # type: ignore[arg-type]
+            split=split,
+            group_microbatches=group_microbatches,
+            precision=self._spec.precision,
+            clip_norm=self._spec.clip_norm,
+            device=device or self._spec.device,
+            seed=self._spec.seed,
+            timeout_s=self._spec.trial_timeout_s,
+            record_timeline=group_microbatches >= split.accumulation_steps,
+        )
+
+    # -- saving and resuming -----------------------------------------------------------------
+
+    def _save(self) -> None:
+        progress = ProbeProgress(
+            command=self._request.command,
+            workload=self._workload,
+            spec=self._spec,
+            environment=self._environment,
+            trials=tuple(self._trials),
+        )
+        try:
+            self._folder.save_progress(progress)
+        except CannotJudge as error:
+            self._listener.warned(f"{error.message}; the search goes on, but cannot be resumed")
+
+    def _resume(self) -> None:
+        saved = self._folder.unfinished()
+        if saved is None:
+            return
+        differences = self._differences(saved)
+        if differences:
+            raise UsageError(
+                f"{self._folder.path} holds an unfinished probe of another question: "
+                f"{'; '.join(differences)}",
+                hint="--force starts again and drops its trials; --out names another folder",
+            )
+        self._spec = saved.spec
+        self._trials = list(saved.trials)
+
+    def _differences(self, saved: ProbeProgress) -> list[str]:
+        """What a saved probe was asked differently, in words."""
+        found = []
+        ours, theirs = self._spec, saved.spec
+        for name in (f.name for f in dataclasses.fields(ProbeSpec)):
+            mine, other = getattr(ours, name), getattr(theirs, name)
+            if name == "device":
+                mine, other = _asked_of(ours.device), _asked_of(theirs.device)
+            if name in ("max_trials", "trial_timeout_s"):
+                continue  # how long to search is no part of the question
+            if mine != other:
+                found.append(f"{name.replace('_', ' ')} was {other}, is {mine}")
+        if saved.workload.sha256 != self._workload.sha256:
+            found.append(f"{self._workload.path} was changed")
+        if _figures(saved.environment) != _figures(self._environment):
+            found.append("torch or its settings are others")
+        if not found:
+            self._spec = replace(
+                saved.spec, max_trials=ours.max_trials, trial_timeout_s=ours.trial_timeout_s
+            )
+        return found
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _answer(self, found: Found, started: float) -> ProbeResult:
+        certificate = found.certificate
+        device = self._spec.device
+        notes = list(found.notes)
+        poor = poor_split_note(
+            self._sizes,
+            microbatch=certificate.microbatch,
+            room=expected_room(
+                self._sizes, outcomes_of(self._trials), limit_bytes=device.limit_bytes
+            ),
+        )
+        if poor is not None:
+            notes.append(f"{poor[0]}; {poor[1]}")
+        result = ProbeResult(
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=self._request.command,
+            workload=self._workload,
+            spec=self._spec,
+            source=Source.VIRTUAL if device.kind is DeviceKind.VIRTUAL else Source.MEASURED,
+            limits=_limits(self._spec),
+            split=self._sizes.split(certificate.microbatch),
+            certificate=certificate,
+            trials=tuple(
+                t if t.spec.index == certificate.trial else replace(t, timeline=None)
+                for t in self._trials
+            ),
+            environment=self._environment,
+            loss_normalisation=(
+                "each microbatch's mean loss counts by its share of the elements of the whole "
+                "group on all replicas (D * n_i / N, with replicas averaged)"
+            ),
+            last_group=(
+                "a last group with fewer examples is split by the same rule and weighted by its "
+                "own number of elements"
+            ),
+            notes=tuple(notes),
+            wall_s=time.monotonic() - started,
+        )
+        try:
+            self._folder.save_result(result)
+        except CannotJudge as error:
+            raise UnsavedAnswer(result, error) from None
+        return result
+
+    def _nothing_fits(self, decision: NoFit) -> NothingFits:
+        """Say what a microbatch that does not fit is made of."""
+        device = self._spec.device
+        trial = next(t for t in self._trials if t.spec.index == decision.trial)
+        shown, measured = trial, False
+        if device.kind is DeviceKind.VIRTUAL:
+            spec = self._trial_spec(
+                purpose="diagnose",
+                microbatch=decision.microbatch,
+                group_microbatches=trial.spec.group_microbatches,
+                device=replace(device, limit_bytes=_DIAGNOSIS_BYTES),
+            )
+            unlimited = self._runner.run(spec)
+            if unlimited.verdict is Verdict.FITS:
+                shown, measured = unlimited, True
+        return _explain(device, decision.microbatch, trial, shown, whole=measured)
+
+
+class UnsavedAnswer(CannotJudge):
+    """There is an answer, but it cannot be written; `result` holds it."""
+
+    def __init__(self, result: ProbeResult, cause: MemfitError) -> None:
+        """Keep the answer with the reason for which it was not written."""
+        super().__init__(cause.message, hint=cause.hint)
+        self.result = result
+
+
+def _asked_of(device: DeviceSpec) -> object:
+    """The part of a device that is the user's question, without what the machine has free today."""
+    if device.kind is DeviceKind.CPU and device.memory_limit_bytes is None:
+        return (device.kind, "all of the memory")
+    return (device.slug, device.total_bytes, device.limit_bytes)
+
+
+def _figures(environment: Environment) -> object:
+    return (environment.torch, environment.cuda, environment.cudnn, environment.variables)
+
+
+def _workload_error(result: TrialResult, target: str) -> WorkloadError:
+    """Turn a trial that failed into the user's own words."""
+    evidence = result.evidence
+    at = [evidence.phase or "start"]
+    if evidence.group:
+        at.append(f"group {evidence.group}")
+    if evidence.microbatch_index:
+        at.append(f"microbatch {evidence.microbatch_index}")
+    parts = []
+    if evidence.traceback:
+        parts.append(evidence.traceback)
+    if evidence.output_tail:
+        parts.append("last lines of its output:\n" + "\n".join(evidence.output_tail))
+    hint = None
+    if result.verdict is Verdict.TIMEOUT:
+        hint = "raise --trial-timeout if the workload is only slow"
+    m = result.spec.split.microbatch
+    return WorkloadError(
+        f"{target} failed at microbatch {m} in {', '.join(at)}: {evidence.text}",
+        hint=hint,
+        details="\n\n".join(parts) or None,
+    )
+
+
+_REMEDIES = {
+    "parameters": "a smaller model, or one sharded over GPUs (FSDP), is needed",
+    "gradients": "freezing parameters (LoRA) or sharding over GPUs (FSDP) would help",
+    "optimizer state": "an optimizer with less state, or one sharded over GPUs, would help",
+    "activations and temporaries": "activation checkpointing, 16-bit precision or smaller "
+    "examples would help",
+}
+
+
+def _explain(
+    device: DeviceSpec, microbatch: int, trial: TrialResult, shown: TrialResult, *, whole: bool
+) -> NothingFits:
+    name = f"a virtual {device.name}" if device.kind is DeviceKind.VIRTUAL else device.name
+    limit = format_bytes(device.limit_bytes)
+    said = f"microbatch {microbatch} does not fit on {name}"
+    if whole and shown.peak_bytes is not None:
+        said += f": it needs {format_bytes(shown.peak_bytes)} of {limit}"
+    else:
+        said += f": {trial.evidence.text}"
+    details = None
+    hint = "a larger device is needed"
+    made = shown.composition
+    if made is not None:
+        details = _composition_words(made, device, whole=whole)
+        said += f"; {made.dominant} dominate" if made.dominant[-1] == "s" else (
+            f"; {made.dominant} dominates"
+        )
+        hint = _REMEDIES.get(made.dominant, hint)
+    if microbatch == 1:
+        hint = f"accumulation cannot help, a microbatch is already one example; {hint}"
+    else:
+        hint = f"smaller microbatches are possible with another --logical-batch; {hint}"
+    return NothingFits(said, hint=hint, details=details)
+
+
+def _composition_words(made: Composition, device: DeviceSpec, *, whole: bool) -> str:
+    """A small table of what one microbatch needs."""
+    when = "at the peak" if whole else f"when it failed in {made.phase}"
+    rows: Sequence[tuple[str, int]] = [
+        ("process before the workload", made.baseline_bytes),
+        ("parameters", made.parameters_bytes),
+        ("buffers", made.buffers_bytes),
+        ("gradients", made.gradients_bytes),
+        ("optimizer state", made.optimizer_state_bytes),
+        ("activations and temporaries", made.activations_bytes),
+        ("CUDA context", device.context_bytes or 0),
+    ]
+    lines = [f"{name:<28} {format_bytes(size):>12}" for name, size in rows if size]
+    virtual_word = ", virtual" if device.kind is DeviceKind.VIRTUAL else ""
+    return "\n".join([f"needed {when} (in {made.phase}{virtual_word}):", *lines])
+
+
+def _limits(spec: ProbeSpec) -> tuple[str, ...]:
+    """What the figures leave out, one sentence each."""
+    said = []
+    if spec.device.kind is DeviceKind.VIRTUAL:
+        said += [
+            "The GPU is virtual: PyTorch, its allocator and its libraries ran, but kernels were not "
+            "executed, so every value on the device reads as zero.",
+            "Memory that depends on values (boolean masks, nonzero, routing, early exits) is not "
+            "what it would be on a real card.",
+            "cuDNN's benchmark mode needs timings that do not exist here; its heuristics choose.",
+            f"The CUDA context is charged with {format_bytes(spec.device.context_bytes or 0)}: "
+            f"{spec.device.context_source}.",
+        ]
+    if spec.device.kind is DeviceKind.CPU:
+        said.append(
+            "Peak resident memory of a process varies from run to run by some megabytes, and "
+            "includes the interpreter and its libraries."
+        )
+    if spec.replicas > 1:
+        said.append(
+            f"One replica of {spec.replicas} ran, with peers that answer at once: the buffers of "
+            "the wrapper are measured, those of the communication library are not."
+        )
+    return tuple(said)
+
+
+__all__ = ["ProbeListener", "ProbeRequest", "UnsavedAnswer", "run_probe"]

@@ -1,0 +1,27 @@
+"""A record in words and on one HTML page.
+
+`words` is light and serves the terminal too; the page needs Jinja2 and matplotlib, which are
+imported when a page is made and not before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memfit.records import ProbeResult
+
+
+def render(result: ProbeResult) -> str:
+    """Make the report of a probe.
+
+    Args:
+        result: The answer, with all trials.
+
+    Returns:
+        One HTML document that needs no network and no script; the same record gives the same
+        bytes.
+    """
+    from memfit.report.page import render_page  # noqa: PLC0415 - Jinja2 and matplotlib are heavy
+
+    return render_page(result)

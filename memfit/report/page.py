@@ -1,0 +1,141 @@
+"""The page: a record, its charts and a template put together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from memfit.report import figures, words
+from memfit.report.story import story
+
+if TYPE_CHECKING:
+    from memfit.records import ProbeResult, Timeline
+
+_WHOLE_TABLE = 64
+_SHOWN_OF_LONG = 24
+_WHOLE_RECORD = 150_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRow:
+    """One phase of the timeline, for the table under the chart."""
+
+    name: str
+    microbatch: int | None
+    """Number of the microbatch in the group, from 1; None for the optimizer step."""
+    event: int
+    highest_bytes: int | None
+    """The highest allocated memory within the phase; None where no point was kept in it."""
+
+
+def phase_rows(timeline: Timeline) -> tuple[PhaseRow, ...]:
+    """Sum a timeline up, one row a phase."""
+    starts = [phase.event for phase in timeline.phases]
+    ends = [*starts[1:], timeline.events + 1]
+    return tuple(
+        PhaseRow(
+            name=words.phase(phase.phase),
+            microbatch=None if phase.microbatch is None else phase.microbatch + 1,
+            event=phase.event,
+            highest_bytes=max(
+                (p.allocated_bytes for p in timeline.points if phase.event <= p.event < end),
+                default=None,
+            ),
+        )
+        for phase, end in zip(timeline.phases, ends, strict=True)
+    )
+
+
+def shorten(rows: tuple[PhaseRow, ...]) -> tuple[tuple[PhaseRow, ...], int]:
+    """Keep a table readable: both ends and the highest phase of a long one.
+
+    Returns:
+        The rows to show, and how many are left out.
+    """
+    if len(rows) <= _WHOLE_TABLE:
+        return rows, 0
+    highest = max(range(len(rows)), key=lambda i: rows[i].highest_bytes or 0)
+    half = _SHOWN_OF_LONG // 2
+    chosen = sorted({*range(half), highest, *range(len(rows) - half, len(rows))})
+    return tuple(rows[i] for i in chosen), len(rows) - len(chosen)
+
+
+def embed(result: ProbeResult) -> tuple[Markup, bool]:
+    """Write a record as JSON that cannot end the element it stands in.
+
+    Returns:
+        The JSON, and whether it is the whole record: the timelines of a very long search are left
+        out, which keeps the page small.
+    """
+    text = msgspec.json.encode(result).decode()
+    whole = len(text) <= _WHOLE_RECORD
+    if not whole:
+        trials = tuple(replace(trial, timeline=None) for trial in result.trials)
+        text = msgspec.json.encode(replace(result, trials=trials)).decode()
+    return Markup(text.replace("<", "\\u003c")), whole  # noqa: S704 - no `<` is left in it
+
+
+def stress_virtual(text: str) -> Markup:
+    """Escape a sentence, stress the word `virtual` in it, and keep numbers with what they need."""
+    stressed = str(escape(text)).replace(" virtual ", " <em>virtual</em> ")
+    stressed = stressed.replace(f" {words.TIMES} ", f"&nbsp;{words.TIMES}&nbsp;")
+    stressed = re.sub(r"(\d) ([KMGT]?i?B)\b", r"\1&nbsp;\2", stressed)
+    return Markup(stressed)  # noqa: S704 - escaped before
+
+
+def code(text: str) -> Markup:
+    """Escape a sentence and set what stands between backticks as code."""
+    pieces = str(escape(text)).split("`")
+    if len(pieces) % 2 == 0:
+        return escape(text)
+    made = (f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))
+    return Markup("".join(made))  # noqa: S704 - escaped before
+
+
+def render_page(result: ProbeResult) -> str:
+    """Make the page of a probe.
+
+    Args:
+        result: The answer, with all trials.
+
+    Returns:
+        A whole HTML document.
+    """
+    templates = Environment(
+        loader=PackageLoader("memfit.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters["stress_virtual"] = stress_virtual
+    templates.filters["code"] = code
+    answer = result.answer
+    made_of, curve = answer.composition, answer.timeline
+    curve = curve if curve and curve.points and curve.phases else None
+    data, whole = embed(result)
+    rows, left_out = shorten(phase_rows(curve)) if curve else ((), 0)
+    return templates.get_template("report.html.j2").render(
+        result=result,
+        answer=answer,
+        device=result.spec.device,
+        words=words,
+        virtual=words.is_virtual(result),
+        story=story(result),
+        peaks=figures.peaks(result),
+        composition=figures.composition(result, made_of) if made_of else None,
+        made_of=made_of,
+        parts=figures.parts(result, made_of) if made_of else (),
+        timeline=figures.timeline(result, curve) if curve else None,
+        curve=curve,
+        phase_rows=rows,
+        phases_left_out=left_out,
+        data=data,
+        whole_record=whole,
+    )

@@ -1,0 +1,234 @@
+"""The nursery: a process that imports torch and the user's code once and forks a child per trial.
+
+Importing costs seconds and a forked trial a fraction of one. Nothing may touch CUDA before the
+fork; where the user's code does, or the system cannot fork, the parent starts a fresh process for
+each trial, which runs it in place of a child.
+
+Run as `python -m memfit.trial.nursery DESCRIPTOR`, where the descriptor is a connected socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from memfit.errors import MemfitError, UsageError
+from memfit.records import Environment
+from memfit.trial import worker
+from memfit.trial.protocol import (
+    OUTPUT,
+    Channel,
+    DescribeGpu,
+    Ended,
+    Failed,
+    Gpu,
+    Load,
+    Ready,
+    RunTrial,
+    Started,
+)
+from memfit.workload import LoadedWorkload, load
+
+_POLL_S = 0.005
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_MODULE_LOADING",
+    "TORCH_CUDNN_V8_API_DISABLED",
+    "OMP_NUM_THREADS",
+)
+"""The only environment variables that are ever recorded; all of them change memory."""
+
+
+def main() -> NoReturn:
+    """Serve the parent until it goes away."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        _serve(channel)
+    os._exit(0)
+
+
+def _serve(channel: Channel) -> None:
+    loaded: LoadedWorkload | None = None
+    may_fork = True
+    while True:
+        match channel.receive(None):
+            case Load() as request:
+                may_fork = request.may_fork
+                loaded = _load(channel, request)
+            case RunTrial() as request if loaded is not None:
+                if may_fork:
+                    _fork_trial(channel, loaded, request)
+                else:
+                    channel.send(Started(pid=os.getpid()))
+                    _become_worker(loaded, request)
+            case DescribeGpu():
+                _describe_gpu(channel)
+            case _:
+                return
+
+
+def _load(channel: Channel, request: Load) -> LoadedWorkload | None:
+    try:
+        import torch  # noqa: PLC0415
+
+        # OpenMP does not survive a fork once it has started its threads.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        _warm_up()
+        loaded = load(request.target, request.parameters)
+        torch.set_num_threads(threads)
+    except MemfitError as error:
+        blame = "usage" if isinstance(error, UsageError) else "workload"
+        channel.send(
+            Failed(blame=blame, message=error.message, hint=error.hint, details=error.details)
+        )
+        return None
+    except ImportError as error:
+        channel.send(
+            Failed(
+                blame="usage",
+                message=f"torch cannot be imported: {error}",
+                hint="install torch in the environment of memfit",
+            )
+        )
+        return None
+    channel.send(
+        Ready(workload=loaded.info, environment=_environment(), fork_refusal=_fork_refusal())
+    )
+    return loaded
+
+
+def _warm_up() -> None:
+    """Import what torch imports on first use, once here instead of once in every child."""
+    import torch  # noqa: PLC0415
+
+    # The first optimizer imports the compiler's front end, which takes most of a second.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+
+
+def _fork_refusal() -> str | None:
+    import torch  # noqa: PLC0415
+
+    if sys.platform != "linux":
+        return f"forking is not safe on {platform.system()}"
+    if torch.cuda.is_initialized():
+        return "the workload's module uses CUDA while it is imported"
+    return None
+
+
+def _environment() -> Environment:
+    import torch  # noqa: PLC0415
+
+    from memfit import __version__  # noqa: PLC0415
+    from memfit.devices.nvml import Nvml  # noqa: PLC0415
+    from memfit.virtual import control  # noqa: PLC0415
+
+    cudnn = torch.backends.cudnn
+    return Environment(
+        memfit=__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        cudnn=str(cudnn.version()) if cudnn.is_available() else None,
+        driver=None if control.active() else Nvml().driver_version(),
+        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    )
+
+
+def _describe_gpu(channel: Channel) -> None:
+    """Ask CUDA in a child, so that this process can still fork."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        os.write(writer, _gpu_facts())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    import msgspec  # noqa: PLC0415
+
+    channel.send(
+        msgspec.json.decode(text, type=Gpu)
+        if text
+        else Gpu(failure="CUDA crashed while it was asked for its device")
+    )
+
+
+def _gpu_facts() -> bytes:
+    import msgspec  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    from memfit.virtual import control  # noqa: PLC0415
+
+    try:
+        facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+        gpu = Gpu(
+            name=facts.name,
+            total_bytes=facts.total_memory,
+            compute_capability=f"{facts.major}.{facts.minor}",
+            virtual=control.active(),
+        )
+    except (RuntimeError, AssertionError) as error:
+        gpu = Gpu(failure=str(error).splitlines()[0])
+    return msgspec.json.encode(gpu)
+
+
+def _fork_trial(channel: Channel, loaded: LoadedWorkload, request: RunTrial) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            channel.close()
+            os.setpgid(0, 0)
+            _die_with_parent()
+            _become_worker(loaded, request)
+        finally:
+            os._exit(70)
+    with contextlib.suppress(OSError):  # whichever of the two comes first
+        os.setpgid(pid, pid)
+    try:
+        channel.send(Started(pid=pid))
+        while True:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                channel.send(Ended(exit_code=os.waitstatus_to_exitcode(status)))
+                return
+            channel.receive(_POLL_S)  # the parent says nothing now; its end raises EOFError
+    except (EOFError, BrokenPipeError):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        raise
+
+
+def _become_worker(loaded: LoadedWorkload, request: RunTrial) -> NoReturn:
+    folder = Path(request.folder)
+    output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    worker.run(loaded, request.spec, folder)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the parent process ends, however it ends."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

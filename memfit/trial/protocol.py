@@ -1,0 +1,214 @@
+"""What parent, nursery and worker say to each other.
+
+Parent and nursery exchange one JSON message a line over a socket. The worker reports through files
+in the trial's folder, which outlive it however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from memfit.records import (
+    Composition,
+    DeviceMemory,
+    Environment,
+    Parameter,
+    Timeline,
+    TrialSpec,
+    WorkloadInfo,
+)
+
+MARKS = "marks"
+REPORT = "report.json"
+OUTPUT = "output"
+
+
+class Load(msgspec.Struct, tag=True, kw_only=True):
+    """Parent to nursery: import the user's code."""
+
+    target: str
+    parameters: dict[str, Parameter]
+    may_fork: bool
+    """False in a process that is to run the trial itself."""
+
+
+class RunTrial(msgspec.Struct, tag=True, kw_only=True):
+    """Parent to nursery: run this trial."""
+
+    spec: TrialSpec
+    folder: str
+
+
+class DescribeGpu(msgspec.Struct, tag=True, kw_only=True):
+    """Parent to nursery: what CUDA says of the current device."""
+
+
+class Ready(msgspec.Struct, tag=True, kw_only=True):
+    """Nursery to parent: the user's code is imported."""
+
+    workload: WorkloadInfo
+    environment: Environment
+    fork_refusal: str | None
+    """Why trials cannot be forked from here, or None when they can."""
+
+
+class Failed(msgspec.Struct, tag=True, kw_only=True):
+    """Nursery to parent: the user's code could not be imported."""
+
+    blame: Literal["usage", "workload"]
+    message: str
+    hint: str | None = None
+    details: str | None = None
+
+
+class Gpu(msgspec.Struct, tag=True, kw_only=True):
+    """Nursery to parent: the current CUDA device, or why there is none."""
+
+    name: str = ""
+    total_bytes: int = 0
+    compute_capability: str = ""
+    failure: str | None = None
+    virtual: bool = False
+    """Whether the stand-in driver answers instead of a real one."""
+
+
+class Started(msgspec.Struct, tag=True, kw_only=True):
+    """Nursery to parent: the worker runs, as leader of its own process group."""
+
+    pid: int
+
+
+class Ended(msgspec.Struct, tag=True, kw_only=True):
+    """Nursery to parent: the worker ended."""
+
+    exit_code: int
+    """As in `subprocess`: negative for a signal."""
+
+
+Message = Load | RunTrial | DescribeGpu | Ready | Failed | Gpu | Started | Ended
+
+
+class WorkerFailure(msgspec.Struct, kw_only=True):
+    """Why a worker's trial did not run to its end, as the worker saw it."""
+
+    rule: str | None
+    """Name of the check that failed, or None for an exception."""
+    chain: list[tuple[str, str]]
+    """Class and message of the exception and of its causes, the outermost first."""
+    traceback: str | None
+    free_bytes: int | None
+    """Free memory of the device when it failed."""
+    demand_bytes: int | None
+    """Device memory needed when an allocation failed."""
+
+
+class WorkerReport(msgspec.Struct, kw_only=True):
+    """What a worker leaves behind."""
+
+    devices: list[DeviceMemory]
+    composition: Composition | None
+    timeline: Timeline | None
+    groups_run: int
+    optimizer_steps_attempted: int
+    optimizer_steps_applied: int
+    failure: WorkerFailure | None
+
+
+class Mark(msgspec.Struct, array_like=True):
+    """Where a worker is: phase, group from 1 and microbatch from 1 (0 where there is none)."""
+
+    phase: str
+    group: int
+    microbatch: int
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Message).decode
+
+
+class Channel:
+    """One end of a socket that carries messages, one a line."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """Take over a connected stream socket."""
+        self._socket = end
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        """Descriptor, for select."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message; raises OSError when the other end is gone."""
+        self._socket.sendall(_encode(message) + b"\n")
+
+    def receive(self, timeout_s: float | None) -> Message | None:
+        """Return the next message, or None when none came in time.
+
+        Raises:
+            EOFError: When the other end is gone.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            if not select.select([self._socket], [], [], left)[0]:
+                return None
+            try:
+                data = self._socket.recv(65536)
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise EOFError
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return _decode(line)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def write_mark(descriptor: int, mark: Mark) -> None:
+    """Append a mark; one short write, so that a kill leaves whole lines."""
+    os.write(descriptor, _encode(mark) + b"\n")
+
+
+def read_mark(folder: Path) -> Mark | None:
+    """Return the last mark that a worker left, or None when it left none."""
+    try:
+        lines = (folder / MARKS).read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    return msgspec.json.decode(lines[-1], type=Mark) if lines else None
+
+
+def read_output(folder: Path, *, lines: int = 20) -> tuple[str, ...]:
+    """Return the last lines that a worker printed."""
+    try:
+        data = (folder / OUTPUT).read_bytes()
+    except FileNotFoundError:
+        return ()
+    return tuple(data[-16384:].decode(errors="replace").rstrip().splitlines()[-lines:])
+
+
+def write_report(folder: Path, report: WorkerReport) -> None:
+    """Write a worker's report to a temporary name and rename it."""
+    partial = folder / f"{REPORT}.partial"
+    partial.write_bytes(_encode(report))
+    partial.rename(folder / REPORT)
+
+
+def read_report(folder: Path) -> WorkerReport | None:
+    """Return the report that a worker left, or None."""
+    try:
+        data = (folder / REPORT).read_bytes()
+    except FileNotFoundError:
+        return None
+    return msgspec.json.decode(data, type=WorkerReport)

@@ -1,0 +1,295 @@
+"""The parent's side of a trial: start the nursery, watch the clock, end what hangs, classify."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from memfit.errors import CannotJudge, UsageError, WorkloadError
+from memfit.records import DeviceKind, Parameter, TrialResult, TrialSpec
+from memfit.trial.classify import Ending, classify
+from memfit.trial.protocol import (
+    Channel,
+    DescribeGpu,
+    Ended,
+    Failed,
+    Gpu,
+    Load,
+    Mark,
+    Ready,
+    RunTrial,
+    Started,
+    read_mark,
+    read_output,
+    read_report,
+)
+
+_WATCH_S = 0.01
+"""How often the resident memory of a CPU trial is looked at."""
+_MARK_S = 0.25
+"""How often progress inside a trial is told."""
+
+
+class TrialRunner:
+    """Runs trials of one workload, each in a process of its own."""
+
+    def __init__(
+        self,
+        target: str,
+        parameters: Mapping[str, Parameter],
+        *,
+        environment: Mapping[str, str],
+        load_timeout_s: float | None = None,
+        on_mark: Callable[[Mark], None] | None = None,
+    ) -> None:
+        """Prepare a runner; `open` starts it.
+
+        Args:
+            target: The user's file or module.
+            parameters: Workload parameters.
+            environment: Variables added to the workers' environment.
+            load_timeout_s: Longest time that importing the user's code may take.
+            on_mark: Told now and then where the running trial is.
+        """
+        self._target = target
+        self._parameters = dict(parameters)
+        self._environment = dict(environment)
+        self._load_timeout_s = load_timeout_s
+        self._on_mark = on_mark
+        self._folder = Path(tempfile.mkdtemp(prefix="memfit-"))
+        self._nursery: _Nursery | None = None
+        self._forks = True
+
+    def __enter__(self) -> Self:
+        """Enter a context that closes the runner."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the runner."""
+        self.close()
+
+    def open(self) -> Ready:
+        """Import the user's code, and say what was found.
+
+        Raises:
+            UsageError: When there is no such workload or parameter.
+            WorkloadError: When the user's code fails, hangs or crashes while it is imported.
+        """
+        self._nursery, ready = self._start(may_fork=True)
+        self._forks = ready.fork_refusal is None
+        return ready
+
+    def describe_gpu(self) -> Gpu:
+        """Ask CUDA for its current device."""
+        assert self._nursery is not None
+        try:
+            self._nursery.channel.send(DescribeGpu())
+            answer = self._nursery.channel.receive(120)
+        except (EOFError, OSError):
+            answer = None
+        return answer if isinstance(answer, Gpu) else Gpu(failure="CUDA did not answer")
+
+    def run(self, spec: TrialSpec) -> TrialResult:
+        """Run one trial to whatever end it comes to."""
+        folder = self._folder / f"trial-{spec.index}-{spec.purpose}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        nursery = self._nursery
+        if not self._forks:
+            self._stop(nursery)
+            nursery, _ = self._start(may_fork=False)
+        elif nursery is None:
+            nursery, _ = self._start(may_fork=True)
+        self._nursery = nursery
+        started = time.monotonic()
+        try:
+            ending = self._watch(nursery, spec, folder, started)
+        except BaseException:
+            self.close()
+            raise
+        if not self._forks or ending.exit_code is None:
+            self._stop(nursery)
+            self._nursery = None
+        result = classify(
+            spec,
+            ending=ending,
+            report=read_report(folder),
+            mark=read_mark(folder),
+            output_tail=read_output(folder),
+        )
+        shutil.rmtree(folder, ignore_errors=True)
+        return result
+
+    def close(self) -> None:
+        """End every process and remove what they left."""
+        self._stop(self._nursery)
+        self._nursery = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _start(self, *, may_fork: bool) -> tuple[_Nursery, Ready]:
+        nursery = _Nursery(self._environment, self._folder / "import-output")
+        try:
+            nursery.channel.send(
+                Load(target=self._target, parameters=self._parameters, may_fork=may_fork)
+            )
+            answer = nursery.channel.receive(self._load_timeout_s)
+        except (EOFError, OSError):
+            code = nursery.kill(ends_by_itself=True)
+            raise WorkloadError(
+                f"the process that imports {self._target} ended with {_exit_words(code)}",
+                details=nursery.output(),
+            ) from None
+        except BaseException:
+            nursery.kill()
+            raise
+        if isinstance(answer, Ready):
+            return nursery, answer
+        nursery.kill()
+        if isinstance(answer, Failed):
+            kind = UsageError if answer.blame == "usage" else WorkloadError
+            raise kind(answer.message, hint=answer.hint, details=answer.details)
+        raise WorkloadError(
+            f"importing {self._target} had not ended after {self._load_timeout_s:.0f} s",
+            hint="keep training out of the module's top level, or raise --trial-timeout",
+            details=nursery.output(),
+        )
+
+    def _watch(
+        self, nursery: _Nursery, spec: TrialSpec, folder: Path, started: float
+    ) -> Ending:
+        """Wait for a trial's end, or bring it about."""
+        deadline = None if spec.timeout_s is None else started + spec.timeout_s
+        try:
+            nursery.channel.send(RunTrial(spec=spec, folder=str(folder)))
+            answer = nursery.channel.receive(60)
+        except (EOFError, OSError):
+            return self._ended(nursery.kill(ends_by_itself=True), started)
+        if not isinstance(answer, Started):
+            raise CannotJudge("the process that starts trials does not answer", hint="try again")
+        limit = spec.device.limit_bytes if spec.device.kind is DeviceKind.CPU else None
+        told = 0.0
+        try:
+            while True:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    self._kill_worker(nursery, answer.pid)
+                    return self._ended(None, started, timed_out=True)
+                resident = _resident_bytes(answer.pid) if limit is not None else None
+                if limit is not None and resident is not None and resident > limit:
+                    self._kill_worker(nursery, answer.pid)
+                    return self._ended(None, started, over_limit_bytes=resident)
+                if self._on_mark is not None and now - told >= _MARK_S:
+                    told = now
+                    mark = read_mark(folder)
+                    if mark is not None:
+                        self._on_mark(mark)
+                wait = _WATCH_S if limit is not None else _MARK_S
+                if deadline is not None:
+                    wait = min(wait, max(deadline - now, 0))
+                message = nursery.channel.receive(wait)
+                if isinstance(message, Ended):
+                    return self._ended(message.exit_code, started)
+        except (EOFError, OSError):
+            # The nursery is gone; alone, or because it was the worker itself.
+            _kill_group(answer.pid)
+            return self._ended(nursery.kill(ends_by_itself=True), started)
+        finally:
+            _kill_group(answer.pid)  # whatever the worker started and left behind
+
+    def _ended(
+        self,
+        exit_code: int | None,
+        started: float,
+        *,
+        timed_out: bool = False,
+        over_limit_bytes: int | None = None,
+    ) -> Ending:
+        return Ending(
+            exit_code=exit_code,
+            timed_out=timed_out,
+            over_limit_bytes=over_limit_bytes,
+            wall_s=time.monotonic() - started,
+        )
+
+    def _kill_worker(self, nursery: _Nursery, pid: int) -> None:
+        """Kill a worker and wait until the nursery has seen it go."""
+        _kill_group(pid)
+        with contextlib.suppress(EOFError, OSError):
+            while not isinstance(nursery.channel.receive(10), Ended | None):
+                continue
+
+    def _stop(self, nursery: _Nursery | None) -> None:
+        if nursery is not None:
+            nursery.kill()
+
+
+class _Nursery:
+    """The nursery process and the channel to it."""
+
+    def __init__(self, environment: Mapping[str, str], output: Path) -> None:
+        self._output = output
+        ours, theirs = socket.socketpair()
+        variables = {
+            **os.environ,
+            # torch must not start CUDA only to say whether there is a GPU.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            # Sets of strings in user code then have one order, and trials the same bytes.
+            "PYTHONHASHSEED": "0",
+            **environment,
+        }
+        with output.open("wb") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "memfit.trial.nursery", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        theirs.close()
+        self.channel = Channel(ours)
+
+    def kill(self, *, ends_by_itself: bool = False) -> int:
+        """End the process with everything in its group, and return its exit code."""
+        self.channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # Closing the channel ends it by itself, with the worker that it watches.
+            self._process.wait(10 if ends_by_itself else 0.5)
+        _kill_group(self._process.pid)
+        return self._process.wait()
+
+    def output(self) -> str | None:
+        """Last lines that the user's code printed while it was imported."""
+        text = self._output.read_text(errors="replace").rstrip()
+        return "\n".join(text.splitlines()[-20:]) or None
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _resident_bytes(pid: int) -> int | None:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+
+
+def _exit_words(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"

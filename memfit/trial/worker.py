@@ -1,0 +1,541 @@
+"""The worker's side of a trial: build, run groups, read memory, report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from memfit.devices.memory import MemoryReader, Reading, open_reader
+from memfit.errors import MemfitError, WorkloadError
+from memfit.group import check_loss, run_group
+from memfit.records import (
+    Composition,
+    DeviceKind,
+    DeviceMemory,
+    PhaseMemory,
+    Precision,
+    Timeline,
+    TrialSpec,
+)
+from memfit.trial.protocol import (
+    MARKS,
+    Mark,
+    WorkerFailure,
+    WorkerReport,
+    write_mark,
+    write_report,
+)
+from memfit.trial.timeline import TimelineRecorder
+from memfit.workload import LoadedWorkload, Workload, user_traceback
+
+_MORE_GROUPS_FOR_RETRIES = 2
+"""A steady group has no allocator retries; a group that had some is followed by up to this many."""
+_MORE_GROUPS_FOR_SCALER = 24
+"""GradScaler starts at 2**16 and halves at every skipped step: 17 skips reach a scale below one."""
+
+
+class CheckFailed(WorkloadError):
+    """The workload ran but did not train."""
+
+    def __init__(self, rule: str, message: str, *, hint: str) -> None:
+        """Name the rule that was broken."""
+        super().__init__(message, hint=hint)
+        self.rule = rule
+
+
+def run(loaded: LoadedWorkload, spec: TrialSpec, folder: Path) -> NoReturn:
+    """Run one trial in this process, leave its report in `folder`, and end the process."""
+    trial = _Trial(loaded, spec, folder)
+    failure: WorkerFailure | None = None
+    try:
+        trial.run()
+    except BaseException as error:  # noqa: BLE001 - whatever ends a trial is its result
+        failure = trial.describe(error)
+    write_report(folder, trial.report(failure))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Libraries may abort while they unload; the report is written, so nothing is left to run.
+    os._exit(0)
+
+
+@dataclass(slots=True)
+class _PhaseTotals:
+    """Peaks of one phase, folded over microbatches and groups."""
+
+    allocated: int | None = None
+    reserved: int | None = None
+    used: int | None = None
+    outside: int | None = None
+    retries: int | None = None
+    seconds: float = 0.0
+
+    def fold(self, reading: Reading, retries_before: int | None, seconds: float) -> None:
+        self.allocated = _larger(self.allocated, reading.peak_allocated_bytes)
+        self.reserved = _larger(self.reserved, reading.peak_reserved_bytes)
+        self.used = _larger(self.used, reading.device_used_bytes)
+        self.outside = _larger(self.outside, reading.outside_allocator_bytes)
+        if reading.alloc_retries is not None:
+            self.retries = (self.retries or 0) + reading.alloc_retries - (retries_before or 0)
+        self.seconds += seconds
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)
+
+
+GroupsName = Literal["none", "first", "later"]
+PhaseName = Literal["build", "forward", "backward", "optimizer_step"]
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Reads memory at every boundary between phases."""
+
+    reader: MemoryReader
+    totals: dict[tuple[PhaseName, GroupsName], _PhaseTotals] = field(default_factory=dict)
+    groups: GroupsName = "none"
+    current: PhaseName | None = None
+    retries: int | None = None
+    started: float = 0.0
+
+    def begin(self, phase: PhaseName) -> Reading | None:
+        """Close the phase that runs and open the next one."""
+        reading = self.end()
+        self.current = phase
+        self.started = time.perf_counter()
+        return reading
+
+    def end(self) -> Reading | None:
+        """Close the phase that runs."""
+        if self.current is None:
+            return None
+        reading = self.reader.read(device_used=True)
+        totals = self.totals.setdefault((self.current, self.groups), _PhaseTotals())
+        totals.fold(reading, self.retries, time.perf_counter() - self.started)
+        self.retries = reading.alloc_retries
+        self.reader.reset_peaks()
+        self.current = None
+        return reading
+
+    def phases(self) -> tuple[PhaseMemory, ...]:
+        """Return what was recorded, in the order in which it was first seen."""
+        return tuple(
+            PhaseMemory(
+                phase=phase,
+                groups=groups,
+                peak_allocated_bytes=totals.allocated,
+                peak_reserved_bytes=totals.reserved,
+                device_used_bytes=totals.used,
+                outside_allocator_bytes=totals.outside,
+                alloc_retries=totals.retries,
+                seconds=totals.seconds,
+            )
+            for (phase, groups), totals in self.totals.items()
+        )
+
+
+class _Trial:
+    """One trial as it runs."""
+
+    def __init__(self, loaded: LoadedWorkload, spec: TrialSpec, folder: Path) -> None:
+        self._loaded = loaded
+        self._spec = spec
+        self._marks = os.open(folder / MARKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._mark = Mark(phase="imported", group=0, microbatch=0)
+        self._recorder: _Recorder | None = None
+        self._timeline: TimelineRecorder | None = None
+        self._finished_timeline: Timeline | None = None
+        self._model: Any = None
+        self._optimizer: Any = None
+        self._failed_demand: int | None = None
+        self._failed_free: int | None = None
+        self._baseline = 0
+        self._gradient_bytes = 0
+        self._group = 0
+        self._attempted = 0
+        self._applied = 0
+        self._retries_last_group: int | None = None
+        self._write_mark("imported")
+
+    # -- running -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Build the workload and run its groups."""
+        import torch  # noqa: PLC0415
+
+        torch.manual_seed(self._spec.seed)
+        reader = open_reader(self._spec.device)
+        self._reader = reader
+        if reader.device.type == "cuda":
+            self._watch_allocator(reader)
+        else:
+            self._baseline = reader.read(device_used=True).device_used_bytes or 0
+        recorder = self._recorder = _Recorder(reader)
+        recorder.begin("build")
+        with contextlib.ExitStack() as stack:
+            if self._spec.split.replicas > 1:
+                stack.enter_context(_replicas(self._spec.split.replicas))
+            workload = self._build(reader.device)
+            self._write_mark("built")
+            recorder.end()
+            scaler = (
+                torch.amp.GradScaler(reader.device.type)
+                if self._spec.precision is Precision.FP16
+                else None
+            )
+            recorder.groups = "first"
+            while self._wants_another_group():
+                self._run_group(workload, scaler)
+        if reader.device.type == "cuda":
+            torch.cuda.synchronize()
+        if not self._applied:
+            raise CheckFailed(
+                "no optimizer step",
+                f"the scaler skipped the optimizer step in all {self._group} groups, "
+                "so nothing was trained",
+                hint="gradients overflow in fp16; try bf16, or look for a loss that is not finite",
+            )
+
+    def _build(self, device: Any) -> Workload:
+        import torch  # noqa: PLC0415
+
+        workload = self._loaded.make()
+        type(workload)._device = device  # noqa: SLF001 - the contract's own field
+        with torch.device(device):
+            model = workload.model()
+        if not isinstance(model, torch.nn.Module):
+            raise WorkloadError(
+                f"model() returned {type(model).__name__}, not a torch.nn.Module",
+                hint="return the module that is trained",
+            )
+        self._model = model.to(device).train()
+        if not any(p.requires_grad for p in model.parameters()):
+            raise WorkloadError(
+                "the model has no parameter that needs a gradient", hint="unfreeze what is trained"
+            )
+        if self._spec.split.replicas > 1:
+            from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+
+            mesh = init_device_mesh(device.type, (self._spec.split.replicas,))
+            self._model = workload.parallelize(self._model, mesh)
+        self._optimizer = workload.optimizer(self._model)
+        if not hasattr(self._optimizer, "step") or not hasattr(self._optimizer, "zero_grad"):
+            raise WorkloadError(
+                f"optimizer() returned {type(self._optimizer).__name__}, not an optimizer",
+                hint="return a torch.optim.Optimizer",
+            )
+        return workload
+
+    def _wants_another_group(self) -> bool:
+        done, asked = self._group, self._spec.groups
+        if done < asked:
+            return True
+        if not self._applied:
+            return done < asked + _MORE_GROUPS_FOR_SCALER
+        if self._applied == 1:
+            return True  # a group with the optimizer's state in place has not run yet
+        return bool(self._retries_last_group) and done < asked + _MORE_GROUPS_FOR_RETRIES
+
+    def _run_group(self, workload: Workload, scaler: Any) -> None:
+        assert self._recorder is not None
+        self._group += 1
+        if self._applied:
+            self._recorder.groups = "later"
+        if self._spec.record_timeline and self._group == self._spec.groups:
+            self._timeline = TimelineRecorder.start(self._reader)
+        retries_before = self._reader.read(device_used=False).alloc_retries
+        sizes = self._spec.sizes
+        batches, counts = self._microbatches(workload, sizes)
+        self._attempted += 1
+        outcome = run_group(
+            self._model,
+            self._optimizer,
+            batches,
+            loss=self._checked_loss(workload),
+            counts=counts,
+            replicas=self._spec.split.replicas,
+            device=self._reader.device,
+            precision=self._spec.precision,
+            scaler=scaler,
+            clip_norm=self._spec.clip_norm,
+            on_phase=self._on_phase,
+        )
+        self._applied += outcome.step_applied
+        retries = self._reader.read(device_used=False).alloc_retries
+        if retries is not None:
+            self._retries_last_group = retries - (retries_before or 0)
+        if self._timeline is not None:
+            self._finished_timeline = self._timeline.finish()
+            self._timeline = None
+
+    def _microbatches(self, workload: Workload, sizes: tuple[int, ...]) -> tuple[Any, list[int]]:
+        """The group's microbatches and the elements of each.
+
+        Counts must be known before the first backward, so a workload that counts its elements
+        makes all microbatches of the group first, as a trainer that counts tokens does.
+        """
+        if not workload.counts_elements():
+            return self._make_batches(workload, sizes), list(sizes)
+        batches = list(self._make_batches(workload, sizes))
+        counts = [workload.count(batch) for batch in batches]
+        for count, size in zip(counts, sizes, strict=True):
+            if not isinstance(count, int) or count < 1:
+                raise WorkloadError(
+                    f"count() returned {count!r} for a microbatch of {size}",
+                    hint="return the number of elements that the loss is a mean over",
+                )
+        return batches, counts
+
+    def _make_batches(self, workload: Workload, sizes: tuple[int, ...]) -> Iterator[Any]:
+        for size in sizes:
+            batch = workload.batch(size)
+            _check_batch(batch, size)
+            yield batch
+
+    def _checked_loss(self, workload: Workload) -> Any:
+        """The workload's loss, looked at once per trial where kernels really run."""
+        if self._group > 1 or self._spec.device.kind is DeviceKind.VIRTUAL:
+            return workload.loss
+
+        def loss(model: Any, batch: Any) -> Any:
+            value = check_loss(workload.loss(model, batch))
+            import torch  # noqa: PLC0415
+
+            if not torch.isfinite(value.detach()).item():
+                raise CheckFailed(
+                    "loss not finite",
+                    f"the loss of the first group is {value.item()}",
+                    hint="check the inputs that batch() makes and the precision",
+                )
+            return value
+
+        return loss
+
+    # -- phases ------------------------------------------------------------------------------
+
+    def _on_phase(self, phase: str, microbatch: int | None) -> None:
+        assert self._recorder is not None
+        if phase == "group_done":
+            self._recorder.end()
+        else:
+            self._recorder.begin(phase)  # type: ignore[arg-type]
+        if phase == "optimizer_step":
+            self._look_at_gradients()
+        if self._timeline is not None:
+            self._timeline.begin(phase, microbatch)
+        self._write_mark(phase, 0 if microbatch is None else microbatch + 1)
+
+    def _write_mark(self, phase: str, microbatch: int = 0) -> None:
+        self._mark = Mark(phase=phase, group=self._group, microbatch=microbatch)
+        write_mark(self._marks, self._mark)
+
+    def _look_at_gradients(self) -> None:
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        self._gradient_bytes = self._bytes_of(gradients)
+        if self._group > 1:
+            return
+        missing = [
+            name for name, p in self._model.named_parameters() if p.requires_grad and p.grad is None
+        ]
+        if missing:
+            shown = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")  # noqa: PLR2004
+            raise CheckFailed(
+                "gradient missing",
+                f"{len(missing)} of {len(missing) + len(gradients)} parameters got no gradient "
+                f"from a whole group: {shown}",
+                hint="use them in the loss, or freeze them with requires_grad_(False)",
+            )
+        if self._spec.device.kind is DeviceKind.VIRTUAL or self._spec.precision is Precision.FP16:
+            return  # no values there; and a scaler skips what is not finite, which is counted
+        import torch  # noqa: PLC0415
+
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None and not torch.isfinite(
+                torch.linalg.vector_norm(parameter.grad)
+            ):
+                raise CheckFailed(
+                    "gradient not finite",
+                    f"the gradient of {name} is not finite in the first group",
+                    hint="check the inputs that batch() makes, the loss and the precision",
+                )
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def _watch_allocator(self, reader: MemoryReader) -> None:
+        """Note what the allocator held at the moment a request failed."""
+        import torch  # noqa: PLC0415
+
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)  # noqa: SLF001
+        if attach is None:
+            return
+
+        def observe(device: int, requested: int, total: int, free: int) -> None:  # noqa: ARG001
+            reading = reader.read(device_used=True)
+            if reading.allocated_bytes is not None:
+                outside = reading.outside_allocator_bytes or 0
+                self._failed_demand = reading.allocated_bytes + requested + outside
+            self._failed_free = free
+
+        attach(observe)
+
+    def _bytes_of(self, tensors: list[Any]) -> int:
+        """Bytes of the distinct storages of these tensors on the trial's device."""
+        storages = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for t in tensors
+            if t.device.type == self._reader.device.type
+        }
+        return sum(self._reader.block_bytes(size) for size in storages.values())
+
+    def _composition(self, phases: tuple[PhaseMemory, ...]) -> Composition | None:
+        on_cpu = self._reader.device.type == "cpu"
+        peaks = [
+            (p.device_used_bytes if on_cpu else p.peak_allocated_bytes, index, p)
+            for index, p in enumerate(phases)
+        ]
+        known = [peak for peak in peaks if peak[0] is not None]
+        if not known or self._model is None:
+            return None
+        peak, _, where = max(known, key=lambda item: (item[0] or 0, -item[1]))
+        total = self._failed_demand if self._failed_demand is not None else peak or 0
+        alone = len(self._spec.sizes) == 1 and where.phase in ("forward", "backward")
+        resident = 0 if alone or where.groups == "none" else self._gradient_bytes
+        states = [] if where.groups == "none" else self._optimizer_tensors()
+        if where.groups == "first" and where.phase != "optimizer_step":
+            states = []
+        parameters = self._bytes_of(list(self._model.parameters()))
+        buffers = self._bytes_of(list(self._model.buffers()))
+        state = self._bytes_of(states)
+        rest = total - parameters - buffers - resident - state - self._baseline
+        return Composition(
+            phase=self._mark.phase if self._failed_demand is not None else where.phase,
+            parameters_bytes=parameters,
+            buffers_bytes=buffers,
+            gradients_bytes=resident,
+            optimizer_state_bytes=state,
+            activations_bytes=max(rest, 0),
+            baseline_bytes=self._baseline + min(rest, 0),
+        )
+
+    def _optimizer_tensors(self) -> list[Any]:
+        import torch  # noqa: PLC0415
+
+        state = getattr(self._optimizer, "state", {})
+        return [
+            value
+            for entry in state.values()
+            if isinstance(entry, dict)
+            for value in entry.values()
+            if isinstance(value, torch.Tensor)
+        ]
+
+    # -- reporting ---------------------------------------------------------------------------
+
+    def describe(self, error: BaseException) -> WorkerFailure:
+        """Turn whatever ended the trial into words, without keeping its frames."""
+        chain: list[tuple[str, str]] = []
+        link: BaseException | None = error
+        while link is not None and len(chain) < 10:  # noqa: PLR2004
+            kind = type(link)
+            chain.append((f"{kind.__module__}.{kind.__qualname__}", str(link)))
+            link = link.__cause__ or link.__context__
+        known = isinstance(error, MemfitError)
+        return WorkerFailure(
+            rule=error.rule if isinstance(error, CheckFailed) else "contract" if known else None,
+            chain=chain,
+            traceback=_hinted(error) if isinstance(error, MemfitError) else user_traceback(error),
+            free_bytes=self._failed_free if self._failed_free is not None else self._free_bytes(),
+            demand_bytes=self._failed_demand,
+        )
+
+    def _free_bytes(self) -> int | None:
+        reader = getattr(self, "_reader", None)
+        if reader is None or reader.device.type != "cuda":
+            return None
+        import torch  # noqa: PLC0415
+
+        try:
+            return int(torch.cuda.mem_get_info(reader.device)[0])
+        except RuntimeError:  # a context that an earlier error has broken answers nothing
+            return None
+
+    def report(self, failure: WorkerFailure | None) -> WorkerReport:
+        """Collect what was measured."""
+        devices: list[DeviceMemory] = []
+        composition = None
+        if self._recorder is not None:
+            with contextlib.suppress(RuntimeError):
+                last = self._recorder.end() or self._reader.read(device_used=True)
+                phases = self._recorder.phases()
+                devices = [self._device(phases, last)]
+                if failure is None or self._failed_demand is not None:
+                    composition = self._composition(phases)
+        return WorkerReport(
+            devices=devices,
+            composition=composition,
+            timeline=self._finished_timeline,
+            groups_run=self._group if failure is None else max(self._group - 1, 0),
+            optimizer_steps_attempted=self._attempted,
+            optimizer_steps_applied=self._applied,
+            failure=failure,
+        )
+
+    def _device(self, phases: tuple[PhaseMemory, ...], last: Reading) -> DeviceMemory:
+        def most(name: str) -> int | None:
+            known = [v for p in phases if (v := getattr(p, name)) is not None]
+            return max(known) if known else None
+
+        retries = [p.alloc_retries for p in phases if p.alloc_retries is not None]
+        return DeviceMemory(
+            rank=0,
+            device=self._reader.device.index or 0,
+            peak_allocated_bytes=most("peak_allocated_bytes"),
+            peak_reserved_bytes=most("peak_reserved_bytes"),
+            device_used_bytes=most("device_used_bytes"),
+            outside_allocator_bytes=most("outside_allocator_bytes"),
+            used_before_bytes=self._reader.used_before_bytes,
+            alloc_retries=sum(retries) if retries else None,
+            alloc_retries_last_group=self._retries_last_group,
+            inactive_split_bytes=last.inactive_split_bytes,
+            device_used_source=self._reader.device_used_source,
+            phases=phases,
+        )
+
+
+def _hinted(error: MemfitError) -> str | None:
+    return error.details or error.hint
+
+
+def _check_batch(batch: Any, size: int) -> None:
+    """Refuse a batch in which no tensor has `size` as its first dimension."""
+    import torch  # noqa: PLC0415
+    from torch.utils._pytree import tree_leaves  # noqa: PLC0415
+
+    shapes = [tuple(t.shape) for t in tree_leaves(batch) if isinstance(t, torch.Tensor)]
+    if shapes and not any(shape[:1] == (size,) for shape in shapes):
+        raise WorkloadError(
+            f"batch({size}) returned tensors of shape {', '.join(map(str, shapes[:3]))}: "
+            f"none has {size} as its first dimension",
+            hint="batch(m) makes a microbatch of m examples",
+        )
+
+
+@contextlib.contextmanager
+def _replicas(replicas: int) -> Iterator[None]:
+    """Make this process replica 0 of `replicas`, with peers that are not there."""
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=replicas)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

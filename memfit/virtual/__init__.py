@@ -1,0 +1,15 @@
+"""The virtual GPU: PyTorch's CUDA build and its real allocator, over a driver that runs no kernels."""
+
+from memfit.virtual.build import unavailable_reason
+from memfit.virtual.catalogue import DEFAULT_CARD, Card, cards, context_charge, find_card
+from memfit.virtual.environment import prepare
+
+__all__ = [
+    "DEFAULT_CARD",
+    "Card",
+    "cards",
+    "context_charge",
+    "find_card",
+    "prepare",
+    "unavailable_reason",
+]

@@ -1,0 +1,168 @@
+/* Convolutions and attention: plans and their workspaces come from the real cuDNN.
+ *
+ * Since 9.8 cuDNN can plan for a device that is not there, described by a device-properties descriptor. PyTorch's
+ * graphs are passed on with that descriptor in the place of the handle, and executing a plan does nothing. An older
+ * cuDNN cannot: its plans are then invented, and need no workspace; memfit_vgpu_cudnn_plans() tells which it is. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vgpu.h"
+
+typedef void *Descriptor;
+
+enum { TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
+enum { DEVICE_PROPERTIES = 38 };
+enum {
+    HEURISTIC_GRAPH = 201, HEURISTIC_RESULTS = 202, HEURISTIC_DEVICE = 204,
+    CONFIG_WORKSPACE = 303, CONFIG_SHARED = 304,
+    PLAN_HANDLE = 400, PLAN_WORKSPACE = 402, PLAN_DEVICE = 407,
+    GRAPH_HANDLE = 800, GRAPH_ENGINES = 802,
+    ENGINE_GRAPH = 1300, ENGINE_DEVICE = 1307,
+    PROPERTIES_JSON = 2702,
+};
+enum { CUDNN_INTERNAL_ERROR = 4000, FIRST_WITH_DEVICES = 90800 };
+
+static struct {
+    int (*create)(int, Descriptor *);
+    int (*destroy)(Descriptor);
+    int (*set)(Descriptor, int, int, int64_t, const void *);
+    int (*get)(Descriptor, int, int, int64_t, int64_t *, void *);
+    int (*finalize)(Descriptor);
+    size_t (*version)(void);
+    size_t (*cudart)(void);
+    int (*property)(int, int *);
+    const char *(*error_string)(int);
+    void (*last_error)(char *, size_t);
+} real;
+
+static bool usable;             /* the real library can plan for a described device */
+static Descriptor device;       /* the description; one, since all devices are alike */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* The card in cuDNN's words. */
+static void describe(char *text, size_t size) {
+    const Card *c = card();
+    snprintf(text, size,
+             "{\"deviceVer\": %d, \"driverVer\": %d, \"maxGridSize\": [2147483647, 65535, 65535], "
+             "\"maxBlockSize\": [1024, 1024, 64], \"regsPerBlock\": 65536, \"multiProcessorCount\": %d, "
+             "\"smClockRateKHz\": %d, \"memClockRateKHz\": %d, \"l2CacheSize\": %d, \"warpSize\": 32, "
+             "\"maxSharedMemoryPerBlock\": 49152, \"maxSharedMemoryPerBlockOptin\": %d, "
+             "\"reservedSharedMemoryPerBlock\": %d, \"maxRegistersPerSM\": 65536, \"pciDeviceId\": 0, "
+             "\"maxCtasPerSM\": %d, \"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": %d, \"isTccDriver\": 0, "
+             "\"supportCoopLaunch\": 1, \"totalGlobalMem\": %zu, \"cudaDeviceId\": 0, \"smCountOrigin\": 0, "
+             "\"deviceName\": \"%s\"}",
+             c->major * 100 + c->minor * 10, VGPU_CUDA_VERSION, c->sms, c->core_khz, c->memory_khz, c->l2,
+             c->smem_block, c->major >= 8 ? 1024 : 0, c->blocks_sm, c->threads_sm, c->total, c->name);
+}
+
+static void resolve(void *library, const char *name, void *slot) {
+    void *found = dlsym(library, name);
+    *(void **)slot = found == own_symbol(name) ? NULL : found;
+}
+
+static void connect(void) {
+    void *library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
+    if (library == NULL) return;
+    resolve(library, "cudnnBackendCreateDescriptor", &real.create);
+    resolve(library, "cudnnBackendDestroyDescriptor", &real.destroy);
+    resolve(library, "cudnnBackendSetAttribute", &real.set);
+    resolve(library, "cudnnBackendGetAttribute", &real.get);
+    resolve(library, "cudnnBackendFinalize", &real.finalize);
+    resolve(library, "cudnnGetVersion", &real.version);
+    resolve(library, "cudnnGetCudartVersion", &real.cudart);
+    resolve(library, "cudnnGetProperty", &real.property);
+    resolve(library, "cudnnGetErrorString", &real.error_string);
+    resolve(library, "cudnnGetLastErrorString", &real.last_error);
+    bool complete = real.create && real.destroy && real.set && real.get && real.finalize && real.version;
+    if (!complete || real.version() < FIRST_WITH_DEVICES) return;
+    char text[1024];
+    describe(text, sizeof text);
+    usable = real.create(DEVICE_PROPERTIES, &device) == SUCCESS &&
+             real.set(device, PROPERTIES_JSON, TYPE_CHAR, (int64_t)strlen(text), text) == SUCCESS &&
+             real.finalize(device) == SUCCESS;
+    if (!usable) fprintf(stderr, "memfit: cuDNN refuses the virtual card; convolution workspaces count as 0\n");
+}
+
+static bool asks_real(void) {
+    pthread_once(&once, connect);
+    return usable;
+}
+
+/* 1 when plans and workspaces are the real cuDNN's, 0 when they are invented. */
+API int memfit_vgpu_cudnn_plans(void) { return asks_real(); }
+
+API int cudnnBackendCreateDescriptor(int kind, Descriptor *out) {
+    if (asks_real()) return real.create(kind, out);
+    *out = token();
+    return SUCCESS;
+}
+
+API int cudnnBackendDestroyDescriptor(Descriptor descriptor) {
+    return asks_real() ? real.destroy(descriptor) : SUCCESS;
+}
+
+static int set_device(Descriptor descriptor, int attribute) {
+    return real.set(descriptor, attribute, TYPE_DESCRIPTOR, 1, &device);
+}
+
+API int cudnnBackendSetAttribute(Descriptor descriptor, int attribute, int type, int64_t count, const void *values) {
+    if (!asks_real() || attribute == GRAPH_HANDLE) return SUCCESS;
+    if (attribute == PLAN_HANDLE) return set_device(descriptor, PLAN_DEVICE);
+    int status = real.set(descriptor, attribute, type, count, values);
+    if (status != SUCCESS) return status;
+    if (attribute == HEURISTIC_GRAPH) return set_device(descriptor, HEURISTIC_DEVICE);
+    if (attribute == ENGINE_GRAPH) return set_device(descriptor, ENGINE_DEVICE);
+    return SUCCESS;
+}
+
+API int cudnnBackendFinalize(Descriptor descriptor) { return asks_real() ? real.finalize(descriptor) : SUCCESS; }
+
+/* Without the real library: one engine, one configuration, no workspace, everything else absent. */
+static int invent(int attribute, int type, int64_t room, int64_t *count, void *values) {
+    bool one = attribute == HEURISTIC_RESULTS || attribute == PLAN_WORKSPACE || attribute == CONFIG_WORKSPACE ||
+               attribute == CONFIG_SHARED || attribute == GRAPH_ENGINES;
+    if (count != NULL) *count = one ? 1 : 0;
+    if (one && type == TYPE_INT64 && room > 0 && values != NULL) *(int64_t *)values = attribute == GRAPH_ENGINES;
+    return SUCCESS;
+}
+
+API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type, int64_t room, int64_t *count,
+                                 void *values) {
+    if (asks_real()) return real.get(descriptor, attribute, type, room, count, values);
+    return invent(attribute, type, room, count, values);
+}
+
+API int cudnnBackendExecute(UNUSED void *handle, UNUSED Descriptor plan, UNUSED Descriptor pack) { return SUCCESS; }
+
+API size_t cudnnGetVersion(void) {
+    asks_real();
+    return real.version ? real.version() : 90100;
+}
+
+API size_t cudnnGetCudartVersion(void) {
+    asks_real();
+    return real.cudart ? real.cudart() : VGPU_CUDA_VERSION;
+}
+
+API int cudnnGetProperty(int kind, int *value) {
+    asks_real();
+    if (real.property) return real.property(kind, value);
+    *value = kind == 0 ? 9 : kind == 1 ? 1 : 0;
+    return SUCCESS;
+}
+
+API const char *cudnnGetErrorString(int status) {
+    asks_real();
+    if (real.error_string) return real.error_string(status);
+    return status == SUCCESS ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_INTERNAL_ERROR";
+}
+
+API void cudnnGetLastErrorString(char *text, size_t size) {
+    asks_real();
+    if (real.last_error) real.last_error(text, size);
+    else if (size > 0) text[0] = '\0';
+}

@@ -1,0 +1,115 @@
+/* What the files of the stand-in driver share.
+ *
+ * The library takes the place of NVIDIA's driver, CUDA runtime and math libraries in one process. Memory is
+ * accounted for exactly; kernels are accepted and not executed. Everything declared here is written from the
+ * documented interfaces; no header of NVIDIA is included. */
+#ifndef MEMFIT_VGPU_H
+#define MEMFIT_VGPU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Marks what other libraries may call; everything else stays hidden inside this library. */
+#define API __attribute__((visibility("default")))
+#define UNUSED __attribute__((unused))
+
+enum { MAX_DEVICES = 16 };
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define TIB ((size_t)1 << 40)
+
+/* Device memory is handed out and charged in pages of this size, as on a card. */
+#define PAGE (2 * MIB)
+
+/* Copies and fills up to this size are really made, so that host code reads what it wrote; larger ones would
+ * cost time and host memory for bytes that nobody computes. */
+#define SMALL (64 * KIB)
+
+/* Status codes; the runtime's and the driver's agree on these. */
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    INVALID_FUNCTION = 98,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    NO_KERNEL_IMAGE = 209,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    HOST_REGISTERED = 712,
+    NOT_REGISTERED = 713,
+    CAPTURE_INVALID = 901,
+};
+
+/* The card, as the environment variable MEMFIT_VGPU_CARD describes it. */
+typedef struct {
+    char name[128];         /* NVIDIA's own name, which cuDNN's heuristics may read */
+    char shown[160];        /* the name that CUDA and NVML report; it says that the card is virtual */
+    int major, minor;       /* compute capability */
+    int sms;                /* streaming multiprocessors */
+    int smem_sm, smem_block; /* shared memory: per multiprocessor; most per block after opting in */
+    int l2;                 /* bytes of level-2 cache */
+    int threads_sm, blocks_sm; /* most threads and blocks resident on one multiprocessor */
+    int bus_bits, memory_khz, core_khz; /* typical of the architecture; only heuristics read them */
+    size_t total, context;  /* bytes: all of the memory, and the part that the context takes */
+    int devices;
+} Card;
+
+/* The card; its `devices` is 0 when the description was refused. Read once, on the first call. */
+const Card *card(void);
+/* Changes the memory of each device; the caller has made sure that nothing was allocated. */
+void card_set_total(size_t bytes);
+
+/* The calling thread's device and last error, as the runtime keeps them. */
+int current_device(void);
+int set_current_device(int device);
+int fail(int status);
+int take_last_error(bool clear);
+
+/* Device memory. Addresses are real, ascending from the lowest free gap, and have no storage until touched. */
+int memory_allocate(int device, size_t bytes, void **out);
+int memory_free(void *address);
+int memory_reserve(size_t bytes, void **out);
+int memory_unreserve(void *address);
+/* Charges or gives back bytes without an address, for physical memory that is mapped later. */
+int memory_charge(int device, size_t bytes);
+void memory_discharge(int device, size_t bytes);
+size_t memory_used(int device);
+size_t memory_peak(int device);
+bool memory_untouched(void);
+/* The device that owns [address, address + bytes), or -1 when any part of it is not live device memory. */
+int memory_device(const void *address, size_t bytes);
+/* Start and size of the allocation that holds the address; false when there is none. */
+bool memory_range(const void *address, void **base, size_t *bytes);
+/* Makes the pages read as zero again and gives their storage back to the host. */
+void memory_wipe(void *address, size_t bytes);
+
+/* Physical memory mapped into a reservation belongs to a device; the address alone does not say which. */
+int mapped_device(const void *address);
+
+/* Page-locked host memory. */
+int host_allocate(size_t bytes, void **out);
+int host_free(void *address);
+int host_register(void *address, size_t bytes);
+int host_unregister(void *address);
+bool host_is_pinned(const void *address);
+
+int copy_bytes(void *to, const void *from, size_t bytes);
+int fill_bytes(void *to, int value, size_t bytes);
+int fill_words(void *to, uint32_t value, size_t words);
+
+/* A new opaque handle: unique, never NULL, never read through. */
+void *token(void);
+
+int device_attribute(int attribute, int device, int *value);
+void device_uuid(int device, unsigned char bytes[16]);
+
+/* A function that this library itself exports, or NULL. */
+void *own_symbol(const char *name);
+
+/* Counts a call whose result had to be invented; `seen` is the caller's own flag. */
+void note_unknown(const char *name, int *seen);
+
+#endif
