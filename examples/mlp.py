@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    return nn.Sequential(
+        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
 
 
 def batch(m: int) -> tuple[Tensor, Tensor]:

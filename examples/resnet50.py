@@ -65,9 +65,7 @@ class ResNet50(memfit.Workload):
 
     def model(self) -> nn.Module:
         model = resnet50(self.classes)
-        if self.channels_last:
-            return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
-        return model
+        return model.to(memory_format=torch.channels_last) if self.channels_last else model
 
     def batch(self, m: int) -> tuple[Tensor, Tensor]:
         images = torch.randn(m, 3, self.image, self.image, device=self.device)

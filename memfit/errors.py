@@ -22,7 +22,9 @@ class MemfitError(Exception):
 
     exit_code: ClassVar[int] = 70
 
-    def __init__(self, message: str, *, hint: str | None = None, details: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, details: str | None = None
+    ) -> None:
         """Describe one failure.
 
         Args:

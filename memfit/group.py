@@ -1,9 +1,9 @@
 """One accumulation group: the only training loop in the project.
 
 A group is `A` microbatches, then unscale, clip, optimizer step and zero_grad, once each. With
-microbatches `i` of `n_i` elements and mean losses `l_i`, its loss is `sum(n_i / N * l_i)`, where `N`
-counts the elements of the group over all replicas. DistributedDataParallel averages gradients over
-`D` replicas, so every contribution carries a factor `D`.
+microbatches `i` of `n_i` elements and mean losses `l_i`, its loss is `sum(n_i / N * l_i)`, where
+`N` counts the elements of the group over all replicas. DistributedDataParallel averages gradients
+over `D` replicas, so every contribution carries a factor `D`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PhaseListener(Protocol):
     """Told when a phase begins, before any of its work."""
 
     def __call__(self, phase: str, microbatch: int | None) -> None:
-        """`phase` is forward, backward, optimizer_step or group_done; `microbatch` counts from 0."""
+        """Hear of forward, backward, optimizer_step or group_done; microbatches count from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ def check_loss(value: Any) -> torch.Tensor:
     return value
 
 
-def to_device(value: Any, device: torch.device) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:  # noqa: PLR0911 - one return a kind
     """Move every tensor in a nest of dicts, sequences, dataclasses and objects with `.to`."""
     import torch  # noqa: PLC0415
 

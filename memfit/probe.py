@@ -13,8 +13,14 @@ from typing import Protocol
 from memfit import virtual
 from memfit.batch import Candidates, candidates, poor_split_note
 from memfit.devices.select import Choice, choose, describe
-from memfit.errors import CannotJudge, Interrupted, MemfitError, NothingFits, UsageError
-from memfit.errors import WorkloadError
+from memfit.errors import (
+    CannotJudge,
+    Interrupted,
+    MemfitError,
+    NothingFits,
+    UsageError,
+    WorkloadError,
+)
 from memfit.folder import ProbeFolder
 from memfit.records import (
     Composition,
@@ -72,14 +78,14 @@ class ProbeListener(Protocol):
     def chosen(self, sentence: str) -> None:
         """Tell which device was chosen where the user left it open."""
 
-    def loaded(self, workload: WorkloadInfo, device: DeviceSpec, folder: Path) -> None:
+    def loaded(self, workload: WorkloadInfo, device: DeviceSpec) -> None:
         """Tell that the user's code is imported and the search begins."""
 
     def resumed(self, trials: int) -> None:
         """Tell that finished trials of an earlier run are used."""
 
-    def asked(self, ask: Ask, spec: TrialSpec) -> None:
-        """Tell that a trial begins, and why at this size."""
+    def asked(self, spec: TrialSpec) -> None:
+        """Tell that a trial begins; `spec.reason` says why at this size."""
 
     def progressed(self, mark: Mark) -> None:
         """Tell where in a trial the worker is."""
@@ -237,7 +243,7 @@ class _Probe:
     def run(self, started: float) -> ProbeResult:
         """Search until there is a certificate."""
         self._resume()
-        self._listener.loaded(self._workload, self._spec.device, self._folder.path)
+        self._listener.loaded(self._workload, self._spec.device)
         if self._trials:
             self._listener.resumed(len(self._trials))
         while True:
@@ -271,12 +277,13 @@ class _Probe:
         cap = max(self._spec.group_microbatches, 1)
         spec = self._trial_spec(
             purpose=ask.purpose,
+            reason=ask.reason,
             microbatch=ask.microbatch,
             group_microbatches=split.accumulation_steps
             if full
             else min(cap, split.accumulation_steps),
         )
-        self._listener.asked(ask, spec)
+        self._listener.asked(spec)
         result = self._runner.run(spec)
         self._listener.finished(result)
         if result.verdict is not Verdict.FITS and not result.verdict.limits_size:
@@ -288,6 +295,7 @@ class _Probe:
         self,
         *,
         purpose: str,
+        reason: str,
         microbatch: int,
         group_microbatches: int,
         device: DeviceSpec | None = None,
@@ -296,6 +304,7 @@ class _Probe:
         return TrialSpec(
             index=len(self._trials) + 1,
             purpose=purpose,  # type: ignore[arg-type]
+            reason=reason,
             split=split,
             group_microbatches=group_microbatches,
             precision=self._spec.precision,
@@ -411,6 +420,7 @@ class _Probe:
         if device.kind is DeviceKind.VIRTUAL:
             spec = self._trial_spec(
                 purpose="diagnose",
+                reason="what the smallest microbatch would need without a limit",
                 microbatch=decision.microbatch,
                 group_microbatches=trial.spec.group_microbatches,
                 device=replace(device, limit_bytes=_DIAGNOSIS_BYTES),
@@ -489,8 +499,10 @@ def _explain(
     made = shown.composition
     if made is not None:
         details = _composition_words(made, device, whole=whole)
-        said += f"; {made.dominant} dominate" if made.dominant[-1] == "s" else (
-            f"; {made.dominant} dominates"
+        said += (
+            f"; {made.dominant} dominate"
+            if made.dominant[-1] == "s"
+            else (f"; {made.dominant} dominates")
         )
         hint = _REMEDIES.get(made.dominant, hint)
     if microbatch == 1:
@@ -522,8 +534,8 @@ def _limits(spec: ProbeSpec) -> tuple[str, ...]:
     said = []
     if spec.device.kind is DeviceKind.VIRTUAL:
         said += [
-            "The GPU is virtual: PyTorch, its allocator and its libraries ran, but kernels were not "
-            "executed, so every value on the device reads as zero.",
+            "The GPU is virtual: PyTorch, its allocator and its libraries ran, but kernels were "
+            "not executed, so what they compute is not there.",
             "Memory that depends on values (boolean masks, nonzero, routing, early exits) is not "
             "what it would be on a real card.",
             "cuDNN's benchmark mode needs timings that do not exist here; its heuristics choose.",

@@ -135,6 +135,8 @@ class TrialSpec:
     purpose: Literal["search", "confirm", "diagnose"]
     """`confirm` runs full groups; `diagnose` asks what microbatch 1 would need on a virtual card
     without a limit, and never counts as a fit."""
+    reason: str = ""
+    """Why this size was tried, in one sentence without a full stop."""
     split: Split
     group_microbatches: int
     """Microbatches run in each group: all of them, or fewer in a search trial."""
@@ -283,7 +285,11 @@ class TimelinePhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Allocated memory over the last group of a trial, thinned but with its peaks kept."""
+    """Allocated memory over one group with optimizer state in place, thinned with peaks kept.
+
+    Sums of what was asked for, rounded up to blocks of 512 bytes. The allocator may hand out up to
+    1 MiB more for a large request, so its own peak can lie a little higher.
+    """
 
     events: int
     """Allocator events in the group."""

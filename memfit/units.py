@@ -36,7 +36,9 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise UsageError(f"{text!r} is not a size", hint="write it as 20GiB, 500MB or a number of bytes")
+        raise UsageError(
+            f"{text!r} is not a size", hint="write it as 20GiB, 500MB or a number of bytes"
+        )
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 
@@ -51,7 +53,9 @@ def parse_share(text: str, total_bytes: int) -> int:
         return parse_bytes(text)
     percent = float(match[1])
     if percent >= 100:  # noqa: PLR2004
-        raise UsageError(f"{text!r} leaves nothing of the device", hint="use a percentage below 100%")
+        raise UsageError(
+            f"{text!r} leaves nothing of the device", hint="use a percentage below 100%"
+        )
     return int(total_bytes * percent / 100)
 
 

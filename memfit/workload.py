@@ -111,7 +111,9 @@ def split_target(target: str) -> tuple[str, str | None]:
     if not colon or "/" in name or "\\" in name:
         location, name = target, ""
     if not location:
-        raise UsageError(f"{target!r} names no file or module", hint="write file.py or file.py:Name")
+        raise UsageError(
+            f"{target!r} names no file or module", hint="write file.py or file.py:Name"
+        )
     if location.endswith(".py") or "/" in location or Path(location).exists():
         _check_file(Path(location))
     return location, name or None
@@ -126,7 +128,9 @@ def _check_file(path: Path) -> None:
         hint = f"did you mean {' or '.join(str(path.parent / n) for n in near)}?" if near else None
         raise UsageError(f"there is no file {path}", hint=hint or "check the path")
     if path.suffix != ".py":
-        raise UsageError(f"{path} is not a Python file", hint="a workload is a .py file or a module")
+        raise UsageError(
+            f"{path} is not a Python file", hint="a workload is a .py file or a module"
+        )
 
 
 def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
@@ -192,7 +196,8 @@ def _import_module(name: str) -> ModuleType:
         missing = True
     if missing:
         raise UsageError(
-            f"there is no file or module {name!r}", hint="write a path that ends in .py, or a module"
+            f"there is no file or module {name!r}",
+            hint="write a path that ends in .py, or a module",
         )
     with user_code(f"module {name} failed while it was imported"):
         return importlib.import_module(name)
@@ -276,7 +281,13 @@ def _from_functions(module: ModuleType) -> type[Workload]:
     names = (*_FUNCTIONS, "optimizer", "count", "parallelize")
     own = {n: staticmethod(getattr(module, n)) for n in names if callable(getattr(module, n, None))}
     name = module.__name__.rpartition(".")[2]
-    return type(name, (Workload,), {**own, "__doc__": module.__doc__, "__module__": module.__name__})
+    return type(
+        name, (Workload,), {**own, "__doc__": module.__doc__, "__module__": module.__name__}
+    )
+
+
+def _is_class_variable(hint: Any) -> bool:
+    return hint is ClassVar or typing.get_origin(hint) is ClassVar
 
 
 def _resolve(found: type[Workload], given: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -287,7 +298,7 @@ def _resolve(found: type[Workload], given: Mapping[str, Parameter]) -> dict[str,
             for base in reversed(found.__mro__)
             if base is not Workload
             for key, hint in inspect.get_annotations(base, eval_str=True).items()
-            if not key.startswith("_") and typing.get_origin(hint) is not ClassVar
+            if not key.startswith("_") and not _is_class_variable(hint)
         }
     values: dict[str, Any] = {}
     for key, text in given.items():

@@ -1,8 +1,9 @@
 """One accumulation group against the logical batch it stands for, in real numbers on the CPU."""
 
 import math
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -221,7 +222,7 @@ def test_nothing_that_holds_a_graph_outlives_its_microbatch():
     import weakref
 
     model = linear()
-    graphs = []
+    graphs: list[weakref.ref[torch.Tensor]] = []
     alive = []
 
     def loss(m, batch):
@@ -231,7 +232,10 @@ def test_nothing_that_holds_a_graph_outlives_its_microbatch():
         return value
 
     run_group(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), [examples(4)] * 3, loss=loss,
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        [examples(4)] * 3,
+        loss=loss,
         counts=[4] * 3,
     )
     gc.collect()
@@ -256,7 +260,9 @@ def test_weights_are_shares_of_the_group():
     assert weights([8, 8, 8, 5]) == pytest.approx([8 / 29, 8 / 29, 8 / 29, 5 / 29])
 
 
-Pair = namedtuple("Pair", "left right")
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: int
 
 
 @dataclass

@@ -33,7 +33,7 @@ app.command(name="gpus")(gpus.gpus)
 app.command(name="doctor")(doctor.doctor)
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's callback form
+def _print_version(wanted: bool) -> None:
     if wanted:
         from memfit import __version__  # noqa: PLC0415
 

@@ -73,9 +73,7 @@ def _try(choice: Choice) -> str:
     from memfit.probe import worker_environment  # noqa: PLC0415
     from memfit.trial.runner import TrialRunner  # noqa: PLC0415
 
-    device = (
-        describe(choice, memory_limit=None) if choice.kind is not DeviceKind.CUDA else None
-    )
+    device = describe(choice, memory_limit=None) if choice.kind is not DeviceKind.CUDA else None
     with TrialRunner(
         "memfit.selftest",
         {},

@@ -49,7 +49,7 @@ def verb(body: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(0) from None
         except typer.Exit:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the last line between a bug and its user
             _show(
                 InternalError(
                     f"memfit itself failed: {type(error).__name__}: {error}",
@@ -64,7 +64,7 @@ def verb(body: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def _interrupt(number: int, frame: object) -> None:
+def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 

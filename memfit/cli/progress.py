@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit.records import DeviceSpec, TrialResult, TrialSpec, WorkloadInfo
-    from memfit.search import Ask
     from memfit.trial.protocol import Mark
 
 
@@ -44,7 +42,7 @@ class ProgressTeller:
         """Tell which device was chosen where the user left it open."""
         self._say(sentence)
 
-    def loaded(self, workload: WorkloadInfo, device: DeviceSpec, folder: Path) -> None:
+    def loaded(self, workload: WorkloadInfo, device: DeviceSpec) -> None:
         """Tell that the user's code is imported and the search begins."""
         kept = f", {format_bytes(device.headroom_bytes)} kept free" if device.headroom_bytes else ""
         self._say(
@@ -56,10 +54,10 @@ class ProgressTeller:
         """Tell that finished trials of an earlier run are used."""
         self._say(f"going on after {words.number(trials, 'finished trial')} of an earlier run")
 
-    def asked(self, ask: Ask, spec: TrialSpec) -> None:
+    def asked(self, spec: TrialSpec) -> None:
         """Tell that a trial begins."""
         self._groups = (spec.groups, len(spec.sizes))
-        self._trial = f"trial {spec.index}: microbatch {ask.microbatch} ({ask.reason})"
+        self._trial = f"trial {spec.index}: microbatch {spec.split.microbatch} ({spec.reason})"
         if self._status is not None:
             self._status.update(Text(self._trial))
 

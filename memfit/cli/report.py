@@ -29,7 +29,9 @@ def report(
     try:
         data = result.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read {result}: {error.strerror}", hint="name a memfit.json") from None
+        raise UsageError(
+            f"cannot read {result}: {error.strerror}", hint="name a memfit.json"
+        ) from None
     page = render(from_json(data, ProbeResult, origin=str(result))).encode()
     path = out or result.with_name(REPORT)
     if path.exists() and not force and path.read_bytes() != page:

@@ -79,7 +79,7 @@ class CudaMemory:
         self._cuda = torch.cuda
         self._uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         before = 0 if virtual else self._nvml.used_bytes(self._uuid)
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         free, total = torch.cuda.mem_get_info(self.device)
         self.device_used_source = (
             "nvml" if self._nvml.used_bytes(self._uuid) is not None else "mem_get_info"

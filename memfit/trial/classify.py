@@ -110,8 +110,10 @@ def _judge_failure(spec: TrialSpec, failure: WorkerFailure) -> _Judgement:
     said = f"{kind.removeprefix('builtins.')}: {first_line}" if first_line else kind
     if failure.rule is not None:
         return Verdict.ERROR, failure.rule, first_line, None
-    if any(name in ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
-           for name, _ in failure.chain):
+    if any(
+        name in ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
+        for name, _ in failure.chain
+    ):
         return Verdict.OOM, "torch.OutOfMemoryError", _oom_text(spec, failure), failure.demand_bytes
     if any(name == "builtins.MemoryError" for name, _ in failure.chain):
         return Verdict.HOST_OOM, "MemoryError", said, None

@@ -91,9 +91,13 @@ def _load(channel: Channel, request: Load) -> LoadedWorkload | None:
         loaded = load(request.target, request.parameters)
         torch.set_num_threads(threads)
     except MemfitError as error:
-        blame = "usage" if isinstance(error, UsageError) else "workload"
         channel.send(
-            Failed(blame=blame, message=error.message, hint=error.hint, details=error.details)
+            Failed(
+                blame="usage" if isinstance(error, UsageError) else "workload",
+                message=error.message,
+                hint=error.hint,
+                details=error.details,
+            )
         )
         return None
     except ImportError as error:
@@ -124,7 +128,7 @@ def _fork_refusal() -> str | None:
 
     if sys.platform != "linux":
         return f"forking is not safe on {platform.system()}"
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "the workload's module uses CUDA while it is imported"
     return None
 
@@ -136,17 +140,26 @@ def _environment() -> Environment:
     from memfit.devices.nvml import Nvml  # noqa: PLC0415
     from memfit.virtual import control  # noqa: PLC0415
 
-    cudnn = torch.backends.cudnn
     return Environment(
         memfit=__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
-        cudnn=str(cudnn.version()) if cudnn.is_available() else None,
+        cudnn=_cudnn_version(),
         driver=None if control.active() else Nvml().driver_version(),
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
+
+
+def _cudnn_version() -> str | None:
+    """Version of cuDNN, without `torch.backends.cudnn.version`, which starts CUDA."""
+    import torch  # noqa: PLC0415
+
+    bindings = getattr(torch._C, "_cudnn", None)  # noqa: SLF001
+    if bindings is None:
+        return None
+    return ".".join(str(part) for part in bindings.getRuntimeVersion())
 
 
 def _describe_gpu(channel: Channel) -> None:
@@ -158,7 +171,7 @@ def _describe_gpu(channel: Channel) -> None:
         os.write(writer, _gpu_facts())
         os._exit(0)
     os.close(writer)
-    with open(reader, "rb") as answer:
+    with os.fdopen(reader, "rb") as answer:
         text = answer.read()
     os.waitpid(pid, 0)
     import msgspec  # noqa: PLC0415

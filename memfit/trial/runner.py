@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -168,11 +169,8 @@ class TrialRunner:
             details=nursery.output(),
         )
 
-    def _watch(
-        self, nursery: _Nursery, spec: TrialSpec, folder: Path, started: float
-    ) -> Ending:
+    def _watch(self, nursery: _Nursery, spec: TrialSpec, folder: Path, started: float) -> Ending:
         """Wait for a trial's end, or bring it about."""
-        deadline = None if spec.timeout_s is None else started + spec.timeout_s
         try:
             nursery.channel.send(RunTrial(spec=spec, folder=str(folder)))
             answer = nursery.channel.receive(60)
@@ -180,35 +178,43 @@ class TrialRunner:
             return self._ended(nursery.kill(ends_by_itself=True), started)
         if not isinstance(answer, Started):
             raise CannotJudge("the process that starts trials does not answer", hint="try again")
-        limit = spec.device.limit_bytes if spec.device.kind is DeviceKind.CPU else None
-        told = 0.0
         try:
-            while True:
-                now = time.monotonic()
-                if deadline is not None and now >= deadline:
-                    self._kill_worker(nursery, answer.pid)
-                    return self._ended(None, started, timed_out=True)
-                resident = _resident_bytes(answer.pid) if limit is not None else None
-                if limit is not None and resident is not None and resident > limit:
-                    self._kill_worker(nursery, answer.pid)
-                    return self._ended(None, started, over_limit_bytes=resident)
-                if self._on_mark is not None and now - told >= _MARK_S:
-                    told = now
-                    mark = read_mark(folder)
-                    if mark is not None:
-                        self._on_mark(mark)
-                wait = _WATCH_S if limit is not None else _MARK_S
-                if deadline is not None:
-                    wait = min(wait, max(deadline - now, 0))
-                message = nursery.channel.receive(wait)
-                if isinstance(message, Ended):
-                    return self._ended(message.exit_code, started)
+            return self._wait(nursery, answer.pid, spec, folder, started)
         except (EOFError, OSError):
             # The nursery is gone; alone, or because it was the worker itself.
             _kill_group(answer.pid)
             return self._ended(nursery.kill(ends_by_itself=True), started)
         finally:
             _kill_group(answer.pid)  # whatever the worker started and left behind
+
+    def _wait(
+        self, nursery: _Nursery, pid: int, spec: TrialSpec, folder: Path, started: float
+    ) -> Ending:
+        """Wait until the worker ends, its time is up, or it passes a limit on host memory."""
+        limit = spec.device.limit_bytes if spec.device.kind is DeviceKind.CPU else None
+        deadline = math.inf if spec.timeout_s is None else started + spec.timeout_s
+        told = -math.inf
+        while True:
+            now = time.monotonic()
+            if now >= deadline:
+                self._kill_worker(nursery, pid)
+                return self._ended(None, started, timed_out=True)
+            resident = None if limit is None else _resident_bytes(pid)
+            if limit is not None and resident is not None and resident > limit:
+                self._kill_worker(nursery, pid)
+                return self._ended(None, started, over_limit_bytes=resident)
+            if now - told >= _MARK_S:
+                told = now
+                self._tell(folder)
+            pause = _MARK_S if limit is None else _WATCH_S
+            message = nursery.channel.receive(max(min(pause, deadline - now), 0))
+            if isinstance(message, Ended):
+                return self._ended(message.exit_code, started)
+
+    def _tell(self, folder: Path) -> None:
+        mark = None if self._on_mark is None else read_mark(folder)
+        if mark is not None and self._on_mark is not None:
+            self._on_mark(mark)
 
     def _ended(
         self,

@@ -31,7 +31,9 @@ def prepare(card: Card, *, total_bytes: int, devices: int = 1) -> dict[str, str]
     """
     context, _ = context_charge(card)
     if not 1 <= devices <= MOST_DEVICES:
-        raise UsageError(f"{devices} virtual devices were asked for; there can be 1 to {MOST_DEVICES}")
+        raise UsageError(
+            f"{devices} virtual devices were asked for; there can be 1 to {MOST_DEVICES}"
+        )
     if total_bytes <= context:
         raise UsageError(
             f"{format_bytes(total_bytes)} is no more than the CUDA context of the card takes "
@@ -42,7 +44,9 @@ def prepare(card: Card, *, total_bytes: int, devices: int = 1) -> dict[str, str]
         "LD_PRELOAD": _joined(_preload(folder), "LD_PRELOAD"),
         "LD_LIBRARY_PATH": _joined(str(folder), "LD_LIBRARY_PATH"),
         "TRITON_LIBCUDA_PATH": str(folder),
-        "MEMFIT_VGPU_CARD": describe(card, total_bytes=total_bytes, context=context, devices=devices),
+        "MEMFIT_VGPU_CARD": describe(
+            card, total_bytes=total_bytes, context=context, devices=devices
+        ),
         "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in range(devices)),
         # torch.cuda.is_available() asks NVML, so that it may be called before a fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

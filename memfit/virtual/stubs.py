@@ -133,7 +133,7 @@ def generate(names: Iterable[str], known: Mapping[str, list[str]]) -> str:
 
 def _stub(name: str, arguments: list[str] | None) -> str:
     if arguments is None:
-        return f'API long {name}(void) {{ {_noted(name)} return 0; }}'
+        return f"API long {name}(void) {{ {_noted(name)} return 0; }}"
     declared: list[str] = []
     body: list[str] = []
     invented = False

@@ -38,7 +38,7 @@ class InBackward(torch.autograd.Function):
         return grad
 
 
-def act(place: str) -> None:
+def act(place: str) -> None:  # noqa: C901
     """Fail here if the fault says so: `PLACE:WHAT`."""
     where, _, what = fault().partition(":")
     if where != place:

@@ -1,0 +1,1 @@
+"""A record as a file for another tool; one module each."""
