@@ -454,7 +454,7 @@ def _figures(environment: Environment) -> object:
 def _workload_error(result: TrialResult, target: str) -> WorkloadError:
     """Turn a trial that failed into the user's own words."""
     evidence = result.evidence
-    at = [evidence.phase or "start"]
+    at = [(evidence.phase or "start").replace("_", " ")]
     if evidence.group:
         at.append(f"group {evidence.group}")
     if evidence.microbatch_index:

@@ -178,11 +178,14 @@ class _Trial:
             self._watch_allocator(reader)
         else:
             self._baseline = reader.read(device_used=True).device_used_bytes or 0
+        self._write_mark("build")
         recorder = self._recorder = _Recorder(reader)
         recorder.begin("build")
         with contextlib.ExitStack() as stack:
             if self._spec.split.replicas > 1:
-                stack.enter_context(_replicas(self._spec.split.replicas))
+                from memfit.trial.replicas import copies  # noqa: PLC0415 - imports torch
+
+                stack.enter_context(copies(self._spec.split.replicas))
             workload = self._build(reader.device)
             self._write_mark("built")
             recorder.end()
@@ -526,16 +529,3 @@ def _check_batch(batch: Any, size: int) -> None:
             f"none has {size} as its first dimension",
             hint="batch(m) makes a microbatch of m examples",
         )
-
-
-@contextlib.contextmanager
-def _replicas(replicas: int) -> Iterator[None]:
-    """Make this process replica 0 of `replicas`, with peers that are not there."""
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=replicas)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

@@ -69,8 +69,8 @@ def test_a_trial_that_runs_all_its_groups_fits(run):
 @pytest.mark.parametrize(
     ("fault", "phase"),
     [
-        ("model:raise", "imported"),
-        ("optimizer:raise", "imported"),
+        ("model:raise", "build"),
+        ("optimizer:raise", "build"),
         ("batch:raise", "built"),
         ("loss:raise", "forward"),
         ("backward:raise", "backward"),

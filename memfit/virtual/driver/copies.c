@@ -1,36 +1,62 @@
 /* Copies and fills, and what a pointer is.
  *
- * A small copy is really made. A large one would fill host memory with bytes that no kernel computed: it is
- * checked and skipped, and a host destination reads as zero, never as what lay there before. */
+ * A small copy is really made. A large one that touches the device would fill host memory with bytes that no kernel
+ * computed: it is checked and skipped, and a host destination reads as zero, never as what lay there before. */
 #include <string.h>
 
 #include "vgpu.h"
 
+enum { HOST, DEVICE, BROKEN };
+
+/* Whether an address range lies on the host, wholly on a device, or partly on one. */
+static int side(const void *address, size_t bytes) {
+    void *base;
+    size_t length;
+    if (!memory_range(address, &base, &length)) return HOST;
+    return memory_device(address, bytes) >= 0 ? DEVICE : BROKEN;
+}
+
 int copy_bytes(void *to, const void *from, size_t bytes) {
     if (bytes == 0) return SUCCESS;
     if (to == NULL || from == NULL) return fail(INVALID_VALUE);
-    void *base;
-    size_t length;
-    bool to_device = memory_range(to, &base, &length);
-    if (to_device && memory_device(to, bytes) < 0) return fail(INVALID_VALUE);
-    if (memory_range(from, &base, &length) && memory_device(from, bytes) < 0) return fail(INVALID_VALUE);
-    if (bytes <= SMALL) memmove(to, from, bytes);
-    else if (!to_device) memset(to, 0, bytes);
+    int target = side(to, bytes), source = side(from, bytes);
+    if (target == BROKEN || source == BROKEN) return fail(INVALID_VALUE);
+    bool known = source == HOST || (bytes <= SMALL && values_known(from, bytes));
+    if (target == HOST) {
+        if (known) memmove(to, from, bytes);
+        else memset(to, 0, bytes);
+    } else if (known && bytes <= SMALL) {
+        memmove(to, from, bytes);
+        values_write(to, bytes);
+    } else {
+        values_forget(to, bytes);
+    }
     return SUCCESS;
 }
 
 int fill_bytes(void *to, int value, size_t bytes) {
     if (bytes == 0) return SUCCESS;
-    if (memory_device(to, bytes) < 0 && !host_is_pinned(to)) return fail(INVALID_VALUE);
-    if (bytes <= SMALL) memset(to, value, bytes);
+    int target = side(to, bytes);
+    if (target == BROKEN || (target == HOST && !host_is_pinned(to))) return fail(INVALID_VALUE);
+    if (bytes > SMALL) {
+        values_forget(to, bytes);
+        return SUCCESS;
+    }
+    memset(to, value, bytes);
+    if (target == DEVICE) values_write(to, bytes);
     return SUCCESS;
 }
 
 int fill_words(void *to, uint32_t value, size_t words) {
+    size_t bytes = words * sizeof value;
     if (words == 0) return SUCCESS;
-    if (memory_device(to, words * sizeof value) < 0) return fail(INVALID_VALUE);
-    if (words * sizeof value <= SMALL)
-        for (size_t i = 0; i < words; i++) ((uint32_t *)to)[i] = value;
+    if (side(to, bytes) != DEVICE) return fail(INVALID_VALUE);
+    if (bytes > SMALL) {
+        values_forget(to, bytes);
+        return SUCCESS;
+    }
+    for (size_t i = 0; i < words; i++) memcpy((char *)to + i * sizeof value, &value, sizeof value);
+    values_write(to, bytes);
     return SUCCESS;
 }
 

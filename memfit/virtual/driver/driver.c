@@ -72,6 +72,12 @@ API int cudaGetDriverEntryPoint(const char *name, void **out, UNUSED unsigned lo
 }
 #endif
 
+/* The driver's private tables, which NVIDIA's compilers ask for: there are none. */
+API int cuGetExportTable(const void **table, UNUSED const void *id) {
+    *table = NULL;
+    return NOT_FOUND;
+}
+
 API int cuDeviceGet(int *device, int ordinal) {
     if (ordinal < 0 || ordinal >= card()->devices) return INVALID_DEVICE;
     *device = ordinal;

@@ -155,11 +155,13 @@ static void run_fill(size_t size, void **arguments) {
     memcpy(&to, arguments[2], sizeof to);
     if (elements <= 0 || (size_t)elements * size > SMALL || memory_device(to, (size_t)elements * size) < 0) return;
     for (int i = 0; i < elements; i++) memcpy(to + (size_t)i * size, arguments[1], size);
+    values_write(to, (size_t)elements * size);
 }
 
 static int launch(const void *function, void **arguments) {
     Kernel kernel = lookup(function);
     if (!runs_here(&kernel)) return fail(NO_KERNEL_IMAGE);
+    values_kernel_ran();
     if (kernel.fill > 0 && arguments != NULL) run_fill(kernel.fill, arguments);
     return SUCCESS;
 }
@@ -216,6 +218,19 @@ API int cudaLaunchCooperativeKernel(const void *function, UNUSED Dim3 grid, UNUS
 
 API int cudaLaunchKernelExC(UNUSED const void *configuration, const void *function, void **arguments) {
     return launch(function, arguments);
+}
+
+API int cuLaunchKernel(UNUSED void *function, UNUSED unsigned grid_x, UNUSED unsigned grid_y, UNUSED unsigned grid_z,
+                       UNUSED unsigned block_x, UNUSED unsigned block_y, UNUSED unsigned block_z,
+                       UNUSED unsigned shared, UNUSED void *stream, UNUSED void **arguments, UNUSED void **extra) {
+    values_kernel_ran();
+    return SUCCESS;
+}
+
+API int cuLaunchKernelEx(UNUSED const void *configuration, UNUSED void *function, UNUSED void **arguments,
+                         UNUSED void **extra) {
+    values_kernel_ran();
+    return SUCCESS;
 }
 
 typedef struct {

@@ -96,6 +96,12 @@ int host_register(void *address, size_t bytes);
 int host_unregister(void *address);
 bool host_is_pinned(const void *address);
 
+/* Which bytes of device memory hold a value that really is there. */
+void values_write(const void *address, size_t bytes);
+void values_forget(const void *address, size_t bytes);
+bool values_known(const void *address, size_t bytes);
+void values_kernel_ran(void);
+
 int copy_bytes(void *to, const void *from, size_t bytes);
 int fill_bytes(void *to, int value, size_t bytes);
 int fill_words(void *to, uint32_t value, size_t words);

@@ -1,0 +1,90 @@
+/* Which bytes of device memory are known.
+ *
+ * Kernels compute nothing, so most of device memory holds no value. Host code reads some of it all the same: a count,
+ * a flag, a loss. What such a read yields must not depend on what lay there before, or a loop that waits for a flag
+ * may never end. So small writes that really happened are remembered, and a read of anything else yields zeros:
+ *
+ *   - a read of exactly what was written yields it;
+ *   - a read of a part of what was written yields it, unless it starts where a new tensor may have been placed and
+ *     kernels have run since: then it is taken for their result, which is unknown.
+ *
+ * The record is a table over granules of memory, the unit in which PyTorch places tensors. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "vgpu.h"
+
+enum { GRANULE = 512, SLOTS = 1 << 16 };
+
+typedef struct {
+    uintptr_t granule; /* number of the granule; 0 for an empty slot */
+    uintptr_t start;
+    size_t bytes;
+    unsigned long kernels; /* how many kernels had run when it was written */
+} Record;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static Record records[SLOTS];
+static _Atomic unsigned long kernels_run;
+
+void values_kernel_ran(void) { atomic_fetch_add_explicit(&kernels_run, 1, memory_order_relaxed); }
+
+static Record *slot(uintptr_t granule) { return &records[granule % SLOTS]; }
+
+static uintptr_t end_of(const Record *record) { return record->start + record->bytes; }
+
+static bool covers(const Record *record, uintptr_t start, uintptr_t end) {
+    return start >= record->start && end <= end_of(record);
+}
+
+/* Adds a write to what a granule's record says. A write at the granule's start is a tensor of its own; one further
+ * in belongs to the tensor that is there, and makes it known as far as the writes touch. */
+static void add(Record *record, uintptr_t granule, uintptr_t start, uintptr_t end) {
+    unsigned long now = atomic_load_explicit(&kernels_run, memory_order_relaxed);
+    bool same = record->granule == granule && start % GRANULE != 0;
+    if (same && covers(record, start, end)) return;
+    if (same && start <= end_of(record) && end >= record->start) {
+        if (record->start < start) start = record->start;
+        if (end_of(record) > end) end = end_of(record);
+    }
+    *record = (Record){granule, start, end - start, now};
+}
+
+void values_write(const void *address, size_t bytes) {
+    uintptr_t start = (uintptr_t)address, end = start + bytes;
+    pthread_mutex_lock(&lock);
+    for (uintptr_t granule = start / GRANULE; granule * GRANULE < end; granule++)
+        add(slot(granule), granule, start, end);
+    pthread_mutex_unlock(&lock);
+}
+
+void values_forget(const void *address, size_t bytes) {
+    uintptr_t first = (uintptr_t)address / GRANULE, last = ((uintptr_t)address + bytes - 1) / GRANULE;
+    pthread_mutex_lock(&lock);
+    if (last - first < SLOTS) {
+        for (uintptr_t granule = first; granule <= last; granule++)
+            if (slot(granule)->granule == granule) slot(granule)->granule = 0;
+    } else {
+        for (size_t i = 0; i < SLOTS; i++)
+            if (records[i].granule >= first && records[i].granule <= last) records[i].granule = 0;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool values_known(const void *address, size_t bytes) {
+    uintptr_t start = (uintptr_t)address, end = start + bytes, granule = start / GRANULE;
+    bool known = true, fresh = true;
+    unsigned long now = atomic_load_explicit(&kernels_run, memory_order_relaxed);
+    pthread_mutex_lock(&lock);
+    bool starts_there = slot(granule)->start == start, ends_there = false;
+    for (; known && granule * GRANULE < end; granule++) {
+        const Record *record = slot(granule);
+        uintptr_t from = granule * GRANULE > start ? granule * GRANULE : start;
+        uintptr_t to = (granule + 1) * GRANULE < end ? (granule + 1) * GRANULE : end;
+        known = record->granule == granule && covers(record, from, to);
+        fresh = fresh && record->kernels == now;
+        ends_there = end_of(record) == end;
+    }
+    pthread_mutex_unlock(&lock);
+    return known && ((starts_there && ends_there) || start % GRANULE != 0 || fresh);
+}

@@ -1,0 +1,1 @@
+"""Benchmarks: plain commands, never collected as tests, and nothing here asserts a duration."""
