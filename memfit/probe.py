@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,12 +39,23 @@ from memfit.records import (
     Verdict,
     WorkloadInfo,
 )
-from memfit.search import Ask, Exhausted, Found, NoFit, decide, expected_room, outcomes_of
+from memfit.search import (
+    Ask,
+    Decision,
+    Exhausted,
+    Found,
+    NoFit,
+    decide,
+    expected_room,
+    outcomes_of,
+)
 from memfit.trial.protocol import Mark, Ready
 from memfit.trial.runner import TrialRunner
 from memfit.units import TIB, format_bytes
 from memfit.workload import split_target
 
+_HOW_LONG = ("max_trials", "time_budget_s", "trial_timeout_s")
+"""Fields of a ProbeSpec that say how long to search, and so are no part of the question."""
 _DIAGNOSIS_BYTES = TIB
 """Size of the virtual card on which a microbatch of 1 that does not fit is measured instead."""
 
@@ -65,6 +77,7 @@ class ProbeRequest:
     group_microbatches: int = 2
     max_microbatch: int | None = None
     max_trials: int = 40
+    time_budget_s: float | None = None
     trial_timeout_s: float | None = 1800.0
     seed: int = 0
     out: Path | None = None
@@ -163,10 +176,13 @@ def _check(request: ProbeRequest) -> None:
     ):
         if value < least:
             raise UsageError(f"{name} is {value}; it must be at least {least}")
-    if request.clip_norm is not None and not request.clip_norm > 0:
-        raise UsageError(f"--clip is {request.clip_norm}; it must be above zero")
-    if request.trial_timeout_s is not None and not request.trial_timeout_s > 0:
-        raise UsageError(f"--trial-timeout is {request.trial_timeout_s}; it must be above zero")
+    for name, amount in (
+        ("--clip", request.clip_norm),
+        ("--trial-timeout", request.trial_timeout_s),
+        ("--time-budget", request.time_budget_s),
+    ):
+        if amount is not None and not 0 < amount < math.inf:
+            raise UsageError(f"{name} is {amount}; it must be above zero")
 
 
 def _describe(request: ProbeRequest, choice: Choice) -> DeviceSpec:
@@ -224,6 +240,8 @@ class _Probe:
         self._folder = folder
         self._sizes = sizes
         self._trials: list[TrialResult] = []
+        self._started = 0.0
+        self._budget_ended_a_trial = False
         self._spec = ProbeSpec(
             target=request.target,
             parameters=dict(request.parameters),
@@ -236,24 +254,22 @@ class _Probe:
             group_microbatches=request.group_microbatches,
             max_microbatch=request.max_microbatch,
             max_trials=request.max_trials,
+            time_budget_s=request.time_budget_s,
             trial_timeout_s=request.trial_timeout_s,
             seed=request.seed,
         )
 
     def run(self, started: float) -> ProbeResult:
-        """Search until there is a certificate."""
+        """Search until there is a certificate, or until the time is up and there is an answer."""
+        self._started = started
         self._resume()
         self._listener.loaded(self._workload, self._spec.device)
         if self._trials:
             self._listener.resumed(len(self._trials))
         while True:
-            decision = decide(
-                self._sizes,
-                outcomes_of(self._trials),
-                limit_bytes=self._spec.device.limit_bytes,
-                max_trials=self._spec.max_trials,
-                group_microbatches=self._spec.group_microbatches,
-            )
+            decision = self._decide(self._spec.max_trials)
+            if isinstance(decision, Ask) and self._time_is_up:
+                decision = self._decide_in_haste(decision)
             match decision:
                 case Ask():
                     self._run_trial(decision)
@@ -268,6 +284,34 @@ class _Probe:
                         hint=f"raise --max-trials above {self._spec.max_trials} "
                         "and run the same command again",
                     )
+
+    def _decide(self, max_trials: int) -> Decision:
+        return decide(
+            self._sizes,
+            outcomes_of(self._trials),
+            limit_bytes=self._spec.device.limit_bytes,
+            max_trials=max_trials,
+            group_microbatches=self._spec.group_microbatches,
+        )
+
+    # -- the time budget ---------------------------------------------------------------------
+
+    @property
+    def _time_left_s(self) -> float:
+        budget = self._spec.time_budget_s
+        return math.inf if budget is None else self._started + budget - time.monotonic()
+
+    @property
+    def _time_is_up(self) -> bool:
+        return self._budget_ended_a_trial or self._time_left_s <= 0
+
+    def _decide_in_haste(self, ask: Ask) -> Decision:
+        """Answer with what is known; without an answer, go on until there is one."""
+        known = self._decide(len(self._trials))
+        if isinstance(known, Found):
+            return Found(certificate=replace(known.certificate, ceiling="time"), notes=known.notes)
+        last = self._decide(len(self._trials) + 1)
+        return last if isinstance(last, Ask) and last.purpose == "confirm" else ask
 
     # -- trials ------------------------------------------------------------------------------
 
@@ -284,7 +328,20 @@ class _Probe:
             else min(cap, split.accumulation_steps),
         )
         self._listener.asked(spec)
-        result = self._runner.run(spec)
+        answered = isinstance(self._decide(len(self._trials)), Found)
+        haste = answered and self._time_left_s < (spec.timeout_s or math.inf)
+        if haste:
+            result = self._runner.run(replace(spec, timeout_s=max(self._time_left_s, 0.1)))
+        else:
+            result = self._runner.run(spec)
+        if haste and result.verdict is Verdict.TIMEOUT:
+            self._budget_ended_a_trial = True
+            self._listener.warned(
+                f"the time budget of {self._spec.time_budget_s:g} s ended the trial of "
+                f"microbatch {ask.microbatch}"
+            )
+            return
+        result = replace(result, spec=spec)
         self._listener.finished(result)
         if result.verdict is not Verdict.FITS and not result.verdict.limits_size:
             raise _workload_error(result, self._request.target)
@@ -341,7 +398,7 @@ class _Probe:
                 f"{'; '.join(differences)}",
                 hint="--force starts again and drops its trials; --out names another folder",
             )
-        self._spec = saved.spec
+        self._spec = replace(saved.spec, **{n: getattr(self._spec, n) for n in _HOW_LONG})
         self._trials = list(saved.trials)
 
     def _differences(self, saved: ProbeProgress) -> list[str]:
@@ -352,18 +409,14 @@ class _Probe:
             mine, other = getattr(ours, name), getattr(theirs, name)
             if name == "device":
                 mine, other = _asked_of(ours.device), _asked_of(theirs.device)
-            if name in ("max_trials", "trial_timeout_s"):
-                continue  # how long to search is no part of the question
+            if name in _HOW_LONG:
+                continue
             if mine != other:
                 found.append(f"{name.replace('_', ' ')} was {other}, is {mine}")
         if saved.workload.sha256 != self._workload.sha256:
             found.append(f"{self._workload.path} was changed")
         if _figures(saved.environment) != _figures(self._environment):
             found.append("torch or its settings are others")
-        if not found:
-            self._spec = replace(
-                saved.spec, max_trials=ours.max_trials, trial_timeout_s=ours.trial_timeout_s
-            )
         return found
 
     # -- the end -----------------------------------------------------------------------------

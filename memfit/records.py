@@ -377,6 +377,8 @@ class ProbeSpec:
     """Cap on the microbatches of a search trial's group."""
     max_microbatch: int | None = None
     max_trials: int = 40
+    time_budget_s: float | None = None
+    """Time after which no trial is begun once there is an answer; None for as long as it takes."""
     trial_timeout_s: float | None = None
     seed: int = 0
 
@@ -431,10 +433,11 @@ class Certificate:
     microbatch: int
     trial: int
     """Index of the trial in which this size ran full groups in a fresh process."""
-    ceiling: Literal["tried", "cap", "budget"]
-    """`tried`: every candidate above, up to one whose demand alone exceeds the limit, was tried
-    and did not fit. `cap`: no larger candidate exists. `budget`: the ceiling of trials was
-    reached first, and `untried` sizes remain."""
+    ceiling: Literal["tried", "cap", "budget", "time"]
+    """`tried`: every candidate above was tried and did not fit, up to one that closes the search:
+    its demand alone exceeds the limit, measured or by measured growth, or the host or an index
+    limit refused it. `cap`: no larger candidate exists. `budget` and `time`: the ceiling of trials
+    or the time budget was reached first, and `untried` sizes remain."""
     tried_above: tuple[TriedAbove, ...]
     untried: tuple[int, ...] = ()
     cap: int | None = None

@@ -110,7 +110,7 @@ def split_target(target: str) -> tuple[str, str | None]:
     location, colon, name = target.rpartition(":")
     if not colon or "/" in name or "\\" in name:
         location, name = target, ""
-    if not location:
+    if not location.strip(".") or (location.startswith(".") and "/" not in location):
         raise UsageError(
             f"{target!r} names no file or module", hint="write file.py or file.py:Name"
         )
@@ -190,17 +190,25 @@ def _import_file(path: Path) -> ModuleType:
 
 def _import_module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
-    try:
-        missing = importlib.util.find_spec(name) is None
-    except (ModuleNotFoundError, ValueError):
-        missing = True
-    if missing:
-        raise UsageError(
-            f"there is no file or module {name!r}",
-            hint="write a path that ends in .py, or a module",
-        )
     with user_code(f"module {name} failed while it was imported"):
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise  # it is there, and imports another that is not
+            raise UsageError(
+                f"there is no file or module {name!r}", hint=_near_module(name)
+            ) from None
+
+
+def _near_module(name: str) -> str:
+    near = difflib.get_close_matches(name, [p.name for p in Path().glob("*.py")], n=3)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    parent, _, last = name.rpartition(".")
+    if parent and Path(*parent.split(".")).with_suffix(".py").is_file():
+        return f"did you mean {parent}:{last}?"
+    return "write a path that ends in .py, or a module"
 
 
 class user_code:  # noqa: N801
@@ -233,7 +241,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    return not filename.startswith((_PACKAGE, "<frozen importlib"))
+    return not filename.startswith((_PACKAGE, "<frozen importlib", importlib.__file__))
 
 
 def _find(module: ModuleType, name: str | None, target: str) -> type[Workload]:
@@ -308,10 +316,17 @@ def _resolve(found: type[Workload], given: Mapping[str, Parameter]) -> dict[str,
                 f"{found.__name__} has no parameter {key!r}",
                 hint=f"it has {', '.join(near)}" if near else "it has no parameters at all",
             )
+        if text == "None" and type(None) in typing.get_args(hints[key]):
+            values[key] = None
+            continue
         try:
             values[key] = msgspec.convert(text, hints[key], strict=False)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"--set {key}={text}: {error}", hint=f"{key}: {hints[key]}") from None
+        except msgspec.ValidationError:
+            default = getattr(found, key, None)
+            raise UsageError(
+                f"--set {key}={text}: {key} takes {_type_words(hints[key])}",
+                hint=f"as in --set {key}={default}" if default is not None else None,
+            ) from None
     for key in hints:
         if key not in values:
             if not hasattr(found, key):
@@ -320,3 +335,9 @@ def _resolve(found: type[Workload], given: Mapping[str, Parameter]) -> dict[str,
                 )
             values[key] = getattr(found, key)
     return {key: values[key] for key in hints}
+
+
+def _type_words(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(str(value) for value in typing.get_args(hint))
+    return hint.__name__ if isinstance(hint, type) else str(hint)

@@ -71,7 +71,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 def _show(error: MemfitError) -> None:
     console = stderr()
     if error.details:
-        console.print(Text(error.details))
+        console.print(Text(error.details), soft_wrap=True)
         console.print()
     console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
     if error.hint:

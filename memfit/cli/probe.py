@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.cli.manners import stderr, stdout, verb
-from memfit.errors import UsageError
+from memfit.errors import CannotJudge, UsageError
 from memfit.records import Policy, Precision
 
 if TYPE_CHECKING:
@@ -62,10 +62,17 @@ def probe(
         int | None, typer.Option(help="Try no microbatch above this.")
     ] = None,
     max_trials: Annotated[int, typer.Option(help="Run at most this many trials.")] = 40,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Begin no trial after this once there is an answer."),
+    ] = None,
     trial_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="End a trial that takes longer.")
     ] = 1800.0,
-    seed: Annotated[int, typer.Option(help="Seed of torch's generators in every trial.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="Seed of torch's generators in every trial."),
+    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the result; by default reports/<workload>-<device>."),
@@ -101,6 +108,7 @@ def probe(
         group_microbatches=group_microbatches,
         max_microbatch=max_microbatch,
         max_trials=max_trials,
+        time_budget_s=time_budget,
         trial_timeout_s=trial_timeout,
         seed=seed,
         out=out,
@@ -149,8 +157,16 @@ def _print(result: ProbeResult, *, as_json: bool) -> None:
 
 def _write_pages(result: ProbeResult, folder: ProbeFolder) -> None:
     from memfit.export.csv import trials_csv  # noqa: PLC0415
-    from memfit.folder import REPORT, TRIALS  # noqa: PLC0415
+    from memfit.folder import REPORT, RESULT, TRIALS  # noqa: PLC0415
     from memfit.report import render  # noqa: PLC0415
 
-    folder.write(TRIALS, trials_csv(result).encode())
-    folder.write(REPORT, render(result).encode())
+    try:
+        folder.write(TRIALS, trials_csv(result).encode())
+        folder.write(REPORT, render(result).encode())
+    except CannotJudge as error:
+        saved = folder.path / RESULT
+        raise CannotJudge(
+            error.message,
+            hint=f"the answer is saved in {saved}: make room, and `memfit report {saved}` makes "
+            "the page",
+        ) from None

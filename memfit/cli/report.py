@@ -34,6 +34,9 @@ def report(
         ) from None
     page = render(from_json(data, ProbeResult, origin=str(result))).encode()
     path = out or result.with_name(REPORT)
+    if path.is_dir() or not path.parent.is_dir():
+        wrong = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise UsageError(wrong, hint="name the page to write with --out, in a folder that exists")
     if path.exists() and not force and path.read_bytes() != page:
         raise UsageError(f"{path} exists and differs", hint="use --force to replace it, or --out")
     write_whole(path, page)

@@ -130,6 +130,11 @@ def describe(
         )
     base = available if asked is None else asked
     kept = parse_share(headroom, base)
+    if kept and kept >= base:
+        raise UsageError(
+            f"--headroom {headroom} leaves nothing of the {format_bytes(base)} that may be used",
+            hint="lower --headroom, or raise --memory-limit" if asked else "lower --headroom",
+        )
     limit = base - kept
     floor = context or 0
     if limit <= floor:
@@ -137,7 +142,7 @@ def describe(
             f"a limit of {format_bytes(limit)} ({format_bytes(base)} less {format_bytes(kept)} of "
             f"headroom) leaves nothing beside the CUDA context of {format_bytes(floor)}"
             if floor
-            else f"a limit of {format_bytes(base)} less {format_bytes(kept)} of headroom is nothing",
+            else f"a limit of {format_bytes(base)} is nothing",
             hint="raise --memory-limit or lower --headroom",
         )
     return DeviceSpec(

@@ -252,9 +252,11 @@ def _ceiling(result: ProbeResult) -> str:
         if not tried:
             return f"No larger candidate exists: the cap is {cap}."
         return f"{tried} No candidate exists above {cap}."
-    if given.ceiling == "budget":
+    if given.ceiling in ("budget", "time"):
         untried = _untried(given)
         budget = f"The ceiling of {number(result.spec.max_trials, 'trial')} was reached first"
+        if given.ceiling == "time":
+            budget = f"The time budget of {duration(result.spec.time_budget_s)} ended first"
         return f"{tried} {budget}, so {untried}.".lstrip()
     return tried or "Every larger candidate was tried, and none fitted."
 

@@ -63,7 +63,11 @@ def find_torch() -> TorchBuild | None:
         return None
     if spec is None or spec.origin is None:
         return None
-    root = Path(spec.origin).parent
+    return read_torch(Path(spec.origin).parent)
+
+
+def read_torch(root: Path) -> TorchBuild | None:
+    """Read what torch in a folder is, or return None when its version cannot be read."""
     try:
         text = (root / "version.py").read_text("utf-8")
     except OSError:

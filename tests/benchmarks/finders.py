@@ -1,0 +1,213 @@
+"""Other finders on the same workload; each is run as a process of its own by `peers`.
+
+    python -m tests.benchmarks.finders lightning-power examples/gpt2.py --result FILE
+
+The process has to be on a virtual GPU already (`memfit.virtual.prepare`). The finders get the
+workload's own model, built on the device as a trial builds it (on the host, filling 124 million
+parameters would cost them a second each time), its loss and optimizer, data that costs nothing, and
+their own defaults. They
+write what they tried and what they answered; nothing about how they search is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STARTED = time.monotonic()
+
+import torch  # noqa: E402 - the import is part of what is timed
+from torch import Tensor  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+from memfit.workload import Workload, load  # noqa: E402
+
+ACCUMULATION_STEPS = 2
+"""The least with which gradients are resident while a microbatch runs."""
+GROUPS = 2
+"""Groups in the accelerate user's own loop; the second runs with the optimizer's state."""
+EXAMPLES = 100_000
+"""Far more than any size that is tried, so that the data never limits the search."""
+
+
+class Tally:
+    """What a finder tried."""
+
+    def __init__(self) -> None:
+        self.trials: list[dict[str, Any]] = []
+        self.examples = 0
+        self.ready_s: float | None = None
+
+    def ready(self) -> None:
+        """Note that everything is imported and the finder's own work begins."""
+        self.ready_s = time.monotonic() - STARTED
+
+    def trial(self, size: int, run: Callable[[], Any]) -> Any:
+        """Run one trial and note how it went."""
+        entry: dict[str, Any] = {"size": size, "fits": False, "wall_s": 0.0}
+        self.trials.append(entry)
+        began = time.monotonic()
+        try:
+            value = run()
+            entry["fits"] = True
+        finally:
+            entry["wall_s"] = time.monotonic() - began
+        return value
+
+
+class Rows(Dataset[Tensor]):
+    """One example, over and over."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.row = workload.batch(1)[0]
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.row
+
+
+def lightning(workload: Workload, tally: Tally, *, folder: Path, **how: Any) -> int | None:
+    """Ask Lightning's tuner."""
+    import lightning as L
+    from lightning.pytorch.tuner import Tuner, batch_size_scaling
+
+    tally.ready()
+
+    class Module(L.LightningModule):  # type: ignore[misc, unused-ignore]
+        """The workload as Lightning wants it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+            self.model: torch.nn.Module | None = None
+
+        def configure_model(self) -> None:
+            if self.model is None:  # on the device already, as the trainer calls this
+                self.model = workload.model()
+
+        def train_dataloader(self) -> DataLoader[Tensor]:
+            return DataLoader(Rows(workload), batch_size=self.batch_size)
+
+        def training_step(self, batch: Tensor, _index: int) -> Tensor:
+            tally.examples += batch.shape[0]
+            return workload.loss(self.model, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return workload.optimizer(self)
+
+    module = Module()
+    run_loop = batch_size_scaling._try_loop_run
+
+    def counted(trainer: Any, params: Any) -> None:
+        tally.trial(module.batch_size, lambda: run_loop(trainer, params))
+
+    batch_size_scaling._try_loop_run = counted
+    trainer = L.Trainer(
+        accelerator="gpu",
+        devices=1,
+        precision="bf16-mixed",
+        accumulate_grad_batches=ACCUMULATION_STEPS,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    answer: int | None = Tuner(trainer).scale_batch_size(module, **how)
+    return answer
+
+
+def accelerate(workload: Workload, tally: Tally) -> int:
+    """Ask accelerate's decorator around a user's own loop, as its examples write it."""
+    from accelerate import Accelerator
+    from accelerate.utils import find_executable_batch_size
+
+    tally.ready()
+    accelerator = Accelerator(
+        mixed_precision="bf16", gradient_accumulation_steps=ACCUMULATION_STEPS
+    )
+
+    def train(batch_size: int) -> int:
+        accelerator.free_memory()
+        with accelerator.device:
+            model = workload.model()
+        optimizer = workload.optimizer(model)
+        loader = DataLoader(Rows(workload), batch_size=batch_size)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        model.train()
+        for index, batch in enumerate(loader):
+            if index == GROUPS * ACCUMULATION_STEPS:
+                break
+            with accelerator.accumulate(model):
+                tally.examples += batch.shape[0]
+                loss = workload.loss(model, batch)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        return batch_size
+
+    @find_executable_batch_size  # type: ignore[untyped-decorator, unused-ignore]
+    def search(batch_size: int) -> int:
+        size: int = tally.trial(batch_size, lambda: train(batch_size))
+        return size
+
+    answer: int = search()
+    return answer
+
+
+
+
+FINDERS: dict[str, Callable[[Workload, Tally, Path], int | None]] = {
+    "lightning-power": lambda w, t, folder: lightning(w, t, folder=folder, mode="power"),
+    "lightning-binsearch": lambda w, t, folder: lightning(w, t, folder=folder, mode="binsearch"),
+    "lightning-binsearch-margin-0": lambda w, t, folder: lightning(
+        w, t, folder=folder, mode="binsearch", margin=0.0
+    ),
+    "accelerate": lambda w, t, _: accelerate(w, t),
+}
+
+
+def main() -> None:
+    """Run one finder and write what it did."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.finders")
+    parser.add_argument("finder", choices=FINDERS)
+    parser.add_argument("target")
+    parser.add_argument("--result", type=Path, required=True)
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    workload = load(asked.target, {}).make()
+    tally = Tally()
+    failure: str | None = None
+    answer: int | None = None
+    try:
+        answer = FINDERS[asked.finder](workload, tally, asked.result.parent)
+    except Exception as error:  # noqa: BLE001 - a finder that fails has a result too
+        failure = f"{type(error).__name__}: {error}"
+    asked.result.write_text(
+        json.dumps(
+            {
+                "answer": answer,
+                "failure": failure,
+                "trials": tally.trials,
+                "examples": tally.examples,
+                "device": torch.cuda.get_device_name(),
+                "total_bytes": torch.cuda.get_device_properties(0).total_memory,
+                "ready_s": tally.ready_s,
+                "ended_s": time.monotonic() - STARTED,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
