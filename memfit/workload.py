@@ -110,12 +110,12 @@ def split_target(target: str) -> tuple[str, str | None]:
     location, colon, name = target.rpartition(":")
     if not colon or "/" in name or "\\" in name:
         location, name = target, ""
-    if not location.strip(".") or (location.startswith(".") and "/" not in location):
+    if location.endswith(".py") or "/" in location or (location and Path(location).exists()):
+        _check_file(Path(location))
+    elif not location or location.startswith("."):
         raise UsageError(
             f"{target!r} names no file or module", hint="write file.py or file.py:Name"
         )
-    if location.endswith(".py") or "/" in location or Path(location).exists():
-        _check_file(Path(location))
     return location, name or None
 
 
