@@ -1,4 +1,4 @@
-"""The virtual GPU: PyTorch's CUDA build and its real allocator, over a driver that runs no kernels."""
+"""The virtual GPU: PyTorch's CUDA build and its real allocator over a driver without kernels."""
 
 from memfit.virtual.build import unavailable_reason
 from memfit.virtual.catalogue import DEFAULT_CARD, Card, cards, context_charge, find_card

@@ -98,13 +98,13 @@ def _obstacle() -> tuple[str, str] | None:
         return ("PyTorch is not installed", "install torch with CUDA: pip install torch")
     if torch.cuda is None:
         return (
-            f"torch {torch.version} was built without CUDA, and the virtual GPU needs its CUDA build",
+            f"torch {torch.version} was built without CUDA, which the virtual GPU needs",
             "install a CUDA build of torch (no GPU is needed): "
             "pip install torch --index-url https://download.pytorch.org/whl/cu130",
         )
     if torch.cuda_major not in _SUPPORTED_CUDA:
         return (
-            f"torch {torch.version} uses CUDA {torch.cuda}; the virtual GPU supports CUDA 12 and 13",
+            f"torch {torch.version} uses CUDA {torch.cuda}; the virtual GPU needs CUDA 12 or 13",
             "install a torch that is built with CUDA 12 or 13",
         )
     for program in ("cc", "nm"):
@@ -256,12 +256,8 @@ def _compile(folder: Path, torch: TorchBuild) -> None:
         objects.append(folder / f"{source.stem}.o")
         _run(["cc", *flags, *warnings, "-c", str(source), "-o", str(objects[-1])])
     library = folder / _LIBRARY
-    _run(
-        ["cc", "-shared", "-pthread", f"-Wl,-soname,{_LIBRARY}", "-o", str(library)]
-        + [str(item) for item in objects]
-        + ["-ldl"]
-    )
-    _make_nvml(folder, library)
+    soname = f"-Wl,-soname,{_LIBRARY}"
+    _run(["cc", "-shared", "-pthread", soname, "-o", str(library), *map(str, objects), "-ldl"])
     (folder / "libcuda.so").symlink_to(_LIBRARY)
     for leftover in (generated, *objects):
         leftover.unlink()
@@ -274,10 +270,9 @@ def _make_nvml(folder: Path, library: Path) -> None:
     """
     empty = folder / "nvml.c"
     empty.write_text("", "utf-8")
-    _run(
-        ["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,--no-as-needed"]
-        + ["-Wl,-rpath,$ORIGIN", "-o", str(folder / "libnvidia-ml.so.1"), str(empty), str(library)]
-    )
+    link = ("-Wl,-soname,libnvidia-ml.so.1", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN")
+    target = str(folder / "libnvidia-ml.so.1")
+    _run(["cc", "-shared", "-fPIC", *link, "-o", target, str(empty), str(library)])
     empty.unlink()
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of the virtual GPU: what the driver loaded into this process is asked directly."""
+"""The worker's side of the virtual GPU: questions to the driver that this process has loaded."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ PyTorch's libraries import some 700 functions of the CUDA runtime and the math l
 matter for memory are written by hand; for every other one a stub is generated from the prototype in
 the headers that the installed packages carry. A stub returns success, clears the scalars that it
 was to fill in, and hands out tokens for handles. One that had to invent a result counts its calls,
-so that a trial can say which results were not real. Kernel launches and computations invent nothing:
-their results are device memory, which nobody reads.
+so that a trial can say which results were not real. Kernel launches and computations invent
+nothing: their results are device memory, whose values are unknown anyway.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 _IMPORTED = re.compile(
     r"_*(cuda[A-Z]|cublas|cudnn|nccl|cu[A-Z]|cufft|curand|cusolver|cusparse|nvml|cupti)\w*"
@@ -48,6 +50,7 @@ _MAKES_HANDLE = re.compile(r"Create|Init$|Init_v2|Get\w*Handle|PlanMany|Plan1d|S
 _HANDLE = re.compile(r"(_t|Handle)$")
 _NO_HANDLE = re.compile(r"(Type|Mode|Status|Attr|Flags)_t$")
 _FILLS_POINTER = re.compile(r"Get|Create|Alloc|Host|Map|Load|Import|Open")
+_OUTPUT_NAME = re.compile(r"handle|out", re.IGNORECASE)
 
 
 def imported(libraries: Iterable[Path]) -> set[str]:
@@ -99,7 +102,7 @@ def prototypes(files: Sequence[Path]) -> tuple[dict[str, list[str]], set[str]]:
     for file in files:
         text = file.read_text("utf-8", errors="replace")
         plain = _DIRECTIVE.sub("", _COMMENT.sub(" ", text))
-        here = {name: arguments for name, arguments in _PROTOTYPE.findall(plain)}
+        here = dict(_PROTOTYPE.findall(plain))
         for name, newer in _VERSIONED.findall(text):
             if name in here:
                 here.setdefault(newer, here[name])
@@ -137,20 +140,20 @@ def _stub(name: str, arguments: list[str] | None) -> str:
     declared: list[str] = []
     body: list[str] = []
     invented = False
-    for index, argument in enumerate(arguments):
-        kind, pointers, constant = _type_of(argument)
-        if not pointers and kind in ("float", "double"):
-            declared.append(f"{kind} a{index}")
+    for index, text in enumerate(arguments):
+        argument = _Argument.read(text)
+        if argument.pointers == 0 and argument.kind in ("float", "double"):
+            declared.append(f"{argument.kind} a{index}")
             continue
         declared.append(f"void *a{index}")
-        if constant:
-            continue
-        if pointers == 1 and kind in _SCALARS and "Launch" not in name:
-            body.append(f"if (a{index}) *({_SCALARS[kind]} *)a{index} = 0;")
+        if "Launch" in name:
+            continue  # what a launch is given belongs to the caller
+        if argument.is_scalar_output:
+            body.append(f"if (a{index}) *({_SCALARS[argument.kind]} *)a{index} = 0;")
             invented = True
-        elif pointers == 1 and index <= 1 and _is_new_handle(name, kind):
+        elif index <= 1 and _MAKES_HANDLE.search(name) and argument.is_handle_output:
             body.append(f"if (a{index}) *(void **)a{index} = token();")
-        elif pointers == 2 and "Launch" not in name and _FILLS_POINTER.search(name):
+        elif argument.is_pointer_output(index, name):
             body.append(f"if (a{index}) *(void **)a{index} = NULL;")
             invented = True
     if invented:
@@ -162,16 +165,46 @@ def _noted(name: str) -> str:
     return f'static int seen; note_unknown("{name}", &seen);'
 
 
-def _type_of(argument: str) -> tuple[str, int, bool]:
-    """Return the bare type of an argument, how many pointers lead to it, and whether it is const."""
-    text = re.sub(r"\b(CUDAAPI|__dv\([^)]*\))", "", argument)
-    constant = "const" in text
-    pointers = 0 if "[" in text else text.count("*")
-    bare = re.sub(r"\b(const|struct|enum|restrict)\b", "", text.partition("*")[0]).split()
-    if "*" not in text and len(bare) > 1:
-        bare.pop()  # the argument's name
-    return " ".join(bare), pointers if "[" not in text else -1, constant
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Argument:
+    """One argument of a prototype."""
 
+    kind: str
+    """The bare type: `size_t`, `cufftHandle`."""
+    name: str
+    pointers: int
+    constant: bool
+    array: bool
 
-def _is_new_handle(name: str, kind: str) -> bool:
-    return bool(_MAKES_HANDLE.search(name) and _HANDLE.search(kind) and not _NO_HANDLE.search(kind))
+    @classmethod
+    def read(cls, text: str) -> Self:
+        text = re.sub(r"\b(CUDAAPI|__dv\([^)]*\))", "", text)
+        before, star, after = text.partition("*")
+        words = re.sub(r"\b(const|struct|enum|restrict)\b", "", before).split()
+        name = re.sub(r"\W|\bconst\b", "", after) if star else ""
+        if not star and len(words) > 1:
+            name = words.pop()
+        return cls(
+            kind=" ".join(words),
+            name=name,
+            pointers=text.count("*"),
+            constant="const" in text,
+            array="[" in text,
+        )
+
+    @property
+    def is_scalar_output(self) -> bool:
+        return self._leads_out(1) and not self.constant and self.kind in _SCALARS
+
+    @property
+    def is_handle_output(self) -> bool:
+        kind = self.kind
+        named = bool(_HANDLE.search(kind)) and not _NO_HANDLE.search(kind)
+        return self._leads_out(1) and not self.constant and named
+
+    def is_pointer_output(self, index: int, function: str) -> bool:
+        first = index <= 1 and bool(_FILLS_POINTER.search(function))
+        return self._leads_out(2) and (first or bool(_OUTPUT_NAME.search(self.name)))
+
+    def _leads_out(self, pointers: int) -> bool:
+        return self.pointers == pointers and not self.array

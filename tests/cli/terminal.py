@@ -14,7 +14,10 @@ from typing import Any
 
 import psutil
 
+from memfit import errors
+
 WORKLOADS = Path(__file__).parents[1] / "workloads"
+PACKAGE = Path(errors.__file__).parent
 PLAIN = {
     "_TYPER_FORCE_DISABLE_TERMINAL": "1",
     "TERMINAL_WIDTH": "100",
@@ -39,16 +42,16 @@ class Ended:
         return document
 
     @property
-    def errors(self) -> list[str]:
+    def error_lines(self) -> list[str]:
         """The lines on stderr that begin with `error:`."""
         return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
     @property
     def error(self) -> str:
         """The one error, without its first word."""
-        assert len(self.errors) == 1, self.err
-        assert "memfit/" not in self.err.replace("memfit/virtual", ""), self.err
-        return self.errors[0].removeprefix("error: ")
+        assert len(self.error_lines) == 1, self.err
+        assert f'File "{PACKAGE}' not in self.err, self.err
+        return self.error_lines[0].removeprefix("error: ")
 
     @property
     def hint(self) -> str:

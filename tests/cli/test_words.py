@@ -48,7 +48,7 @@ def run(
     ("target", "error", "hint"),
     [
         ("gatd.py", "there is no file gatd.py", "did you mean gated.py?"),
-        ("other.py", "there is no file other.py", "check the path"),
+        ("1234567.py", "there is no file 1234567.py", "check the path"),
         ("folder/gated.py", "there is no file folder/gated.py", "check the path"),
         ("gatd.py:Gated", "there is no file gatd.py", "did you mean gated.py?"),
         ("folder", "folder is a folder, not a Python file", "name the file in it"),

@@ -14,17 +14,10 @@ from typing import Any
 
 import pytest
 
-from memfit.virtual import find_card, prepare, unavailable_reason
+from memfit.virtual import find_card, prepare
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = unavailable_reason()
-    for item in items:
-        if reason is not None and item.get_closest_marker("virtual"):
-            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

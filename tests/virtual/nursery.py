@@ -1,7 +1,7 @@
 """A process that imports torch once and forks a child for each script that it is given.
 
-It reads lines of JSON with `code` and `env` on stdin, and answers each with a line of `output` (what
-the child printed) and `status` (how it ended).
+It reads lines of JSON with `code` and `env` on stdin, and answers each with a line of `output`, what
+the child printed, and `status`, how it ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _child(code: str, env: dict[str, str], log: int) -> None:
     os.environ.update(env)
     status = 0
     try:
-        exec(compile(code, "<test>", "exec"), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(code, "<test>", "exec"), {"__name__": "__main__"})
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         status = 1

@@ -65,7 +65,7 @@ def test_no_compiler_is_a_reason(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64")])
 def test_another_platform_is_a_reason(monkeypatch, system, machine):
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr("platform.machine", lambda: machine)
     assert "Linux x86-64" in str(unavailable_reason())
 
 
@@ -117,7 +117,7 @@ def test_a_built_driver_is_found_again(driver_cache):
 def test_a_folder_with_a_space_in_its_path_works(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path / "with space"))
     variables = prepare(CARD, total_bytes=CARD.total_bytes)
-    code = "import ctypes; print(ctypes.CDLL(None).memfit_vgpu_set_total(8 << 30))"
+    code = "import ctypes as c; print(c.CDLL(None).memfit_vgpu_set_total(c.c_size_t(8 << 30)))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **variables},
