@@ -440,7 +440,7 @@ class _Probe:
             workload=self._workload,
             spec=self._spec,
             source=Source.VIRTUAL if device.kind is DeviceKind.VIRTUAL else Source.MEASURED,
-            limits=_limits(self._spec),
+            limits=(*_limits(self._spec), *self._trial(certificate.trial).limits),
             split=self._sizes.split(certificate.microbatch),
             certificate=certificate,
             trials=tuple(
@@ -465,10 +465,13 @@ class _Probe:
             raise UnsavedAnswer(result, error) from None
         return result
 
+    def _trial(self, index: int) -> TrialResult:
+        return next(t for t in self._trials if t.spec.index == index)
+
     def _nothing_fits(self, decision: NoFit) -> NothingFits:
         """Say what a microbatch that does not fit is made of."""
         device = self._spec.device
-        trial = next(t for t in self._trials if t.spec.index == decision.trial)
+        trial = self._trial(decision.trial)
         shown, measured = trial, False
         if device.kind is DeviceKind.VIRTUAL:
             spec = self._trial_spec(
@@ -592,8 +595,7 @@ def _limits(spec: ProbeSpec) -> tuple[str, ...]:
             "Memory that depends on values (boolean masks, nonzero, routing, early exits) is not "
             "what it would be on a real card.",
             "cuDNN's benchmark mode needs timings that do not exist here; its heuristics choose.",
-            f"The CUDA context is charged with {format_bytes(spec.device.context_bytes or 0)}: "
-            f"{spec.device.context_source}.",
+            f"The CUDA context is charged with {spec.device.context_source}.",
         ]
     if spec.device.kind is DeviceKind.CPU:
         said.append(

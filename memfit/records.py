@@ -336,6 +336,8 @@ class TrialResult:
     groups_run: int = 0
     optimizer_steps_attempted: int = 0
     optimizer_steps_applied: int = 0
+    limits: tuple[str, ...] = ()
+    """What the figures of this trial leave out, as its worker saw it, one sentence each."""
     wall_s: float = 0.0
 
     @property

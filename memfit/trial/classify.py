@@ -60,6 +60,7 @@ def classify(
         groups_run=report.groups_run if report else 0,
         optimizer_steps_attempted=report.optimizer_steps_attempted if report else 0,
         optimizer_steps_applied=report.optimizer_steps_applied if report else 0,
+        limits=tuple(report.limits) if report else (),
         wall_s=ending.wall_s,
     )
 

@@ -119,6 +119,8 @@ class WorkerReport(msgspec.Struct, kw_only=True):
     optimizer_steps_attempted: int
     optimizer_steps_applied: int
     failure: WorkerFailure | None
+    limits: list[str] = msgspec.field(default_factory=list)
+    """What the figures leave out, one sentence each."""
 
 
 class Mark(msgspec.Struct, array_like=True):

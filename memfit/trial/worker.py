@@ -488,8 +488,34 @@ class _Trial:
             groups_run=self._group if failure is None else max(self._group - 1, 0),
             optimizer_steps_attempted=self._attempted,
             optimizer_steps_applied=self._applied,
+            limits=self._limits(),
             failure=failure,
         )
+
+    def _limits(self) -> list[str]:
+        """What the virtual GPU knows that it did not know."""
+        if self._spec.device.kind is not DeviceKind.VIRTUAL:
+            return []
+        import torch  # noqa: PLC0415
+
+        from memfit.virtual import control  # noqa: PLC0415
+
+        said = []
+        modules = self._model.modules() if isinstance(self._model, torch.nn.Module) else ()
+        convolves = any("Conv" in type(module).__name__ for module in modules)
+        if convolves and not control.asks_cudnn():
+            said.append(
+                "The installed cuDNN is older than 9.8 and cannot plan for a device that is not "
+                "there: the workspaces of convolutions are not counted."
+            )
+        invented = control.unknown_names()
+        if invented:
+            shown = ", ".join(invented[:5]) + (" and others" if len(invented) > 5 else "")  # noqa: PLR2004
+            said.append(
+                f"{control.unknown_calls()} calls went to functions whose results the stand-in "
+                f"driver had to invent: {shown}."
+            )
+        return said
 
     def _device(self, phases: tuple[PhaseMemory, ...], last: Reading) -> DeviceMemory:
         def most(name: str) -> int | None:

@@ -233,9 +233,9 @@ def _build_into(folder: Path, torch: TorchBuild) -> None:
 
 def _compile(folder: Path, torch: TorchBuild) -> None:
     sources = sorted(_DRIVER.glob("*.c"))
-    known, whole = stubs.prototypes(stubs.headers(_header_folders(torch)))
+    known = stubs.prototypes(stubs.headers(_header_folders(torch)))
     try:
-        needed = stubs.imported(_torch_libraries(torch)) | whole
+        needed = stubs.imported(_torch_libraries(torch)) | known.whole
     except subprocess.CalledProcessError as error:
         raise CannotJudge(
             "nm cannot read the libraries of torch",
