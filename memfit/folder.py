@@ -82,7 +82,7 @@ class ProbeFolder:
     def save_result(self, result: ProbeResult) -> None:
         """Save the answer, which ends the unfinished state."""
         self.write(RESULT, to_json(result))
-        (self.path / PROGRESS).unlink(missing_ok=True)
+        self.forget_progress()
 
     def write(self, name: str, data: bytes) -> None:
         """Write one file whole, or leave the former one.
@@ -91,6 +91,10 @@ class ProbeFolder:
             CannotJudge: When the system refuses, a full disk for example.
         """
         write_whole(self.path / name, data)
+
+    def forget_progress(self) -> None:
+        """Drop the unfinished state of a probe that has ended without a size to save."""
+        (self.path / PROGRESS).unlink(missing_ok=True)
 
     def leave_if_empty(self) -> None:
         """Remove the folder again when this probe made it and left nothing in it."""

@@ -56,6 +56,8 @@ from memfit.workload import split_target
 
 _HOW_LONG = ("max_trials", "time_budget_s", "trial_timeout_s")
 """Fields of a ProbeSpec that say how long to search, and so are no part of the question."""
+_LOAD_TIMEOUT_S = 900.0
+"""Longest time that importing torch and the user's code may take."""
 _DIAGNOSIS_BYTES = TIB
 """Size of the virtual card on which a microbatch of 1 that does not fit is measured instead."""
 
@@ -90,6 +92,9 @@ class ProbeListener(Protocol):
 
     def chosen(self, sentence: str) -> None:
         """Tell which device was chosen where the user left it open."""
+
+    def importing(self, target: str) -> None:
+        """Tell that the question is sound, and the user's code is being imported."""
 
     def loaded(self, workload: WorkloadInfo, device: DeviceSpec) -> None:
         """Tell that the user's code is imported and the search begins."""
@@ -141,10 +146,11 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
         request.target,
         request.parameters,
         environment=environment,
-        load_timeout_s=request.trial_timeout_s,
+        load_timeout_s=_LOAD_TIMEOUT_S,
         on_mark=listener.progressed,
     ) as runner:
         try:
+            listener.importing(request.target)
             ready = runner.open()
             if device is None:
                 device = _describe_real(request, choice, runner)
@@ -276,7 +282,9 @@ class _Probe:
                 case Found():
                     return self._answer(decision, started)
                 case NoFit():
-                    raise self._nothing_fits(decision)
+                    error = self._nothing_fits(decision)
+                    self._folder.forget_progress()  # the question is answered
+                    raise error
                 case Exhausted():
                     raise CannotJudge(
                         f"{decision.trials} trials ran and none of the sizes that fitted could be "
@@ -344,9 +352,17 @@ class _Probe:
         result = replace(result, spec=spec)
         self._listener.finished(result)
         if result.verdict is not Verdict.FITS and not result.verdict.limits_size:
-            raise _workload_error(result, self._request.target)
+            raise _workload_error(result, self._request.target, kept=self._kept_words())
         self._trials.append(result)
         self._save()
+
+    def _kept_words(self) -> str | None:
+        if not self._trials:
+            return None
+        return (
+            f"{len(self._trials)} finished trials are kept in {self._folder.path}: "
+            "the same command goes on from them, and --force starts again once the workload was changed"
+        )
 
     def _trial_spec(
         self,
@@ -496,18 +512,18 @@ class UnsavedAnswer(CannotJudge):
         self.result = result
 
 
-def _asked_of(device: DeviceSpec) -> object:
+def _asked_of(device: DeviceSpec) -> str:
     """The part of a device that is the user's question, without what the machine has free today."""
     if device.kind is DeviceKind.CPU and device.memory_limit_bytes is None:
-        return (device.kind, "all of the memory")
-    return (device.slug, device.total_bytes, device.limit_bytes)
+        return "cpu"
+    return f"{device.slug} limited to {device.limit_bytes} bytes"
 
 
 def _figures(environment: Environment) -> object:
     return (environment.torch, environment.cuda, environment.cudnn, environment.variables)
 
 
-def _workload_error(result: TrialResult, target: str) -> WorkloadError:
+def _workload_error(result: TrialResult, target: str, *, kept: str | None) -> WorkloadError:
     """Turn a trial that failed into the user's own words."""
     evidence = result.evidence
     at = [(evidence.phase or "start").replace("_", " ")]
@@ -520,9 +536,11 @@ def _workload_error(result: TrialResult, target: str) -> WorkloadError:
         parts.append(evidence.traceback)
     if evidence.output_tail:
         parts.append("last lines of its output:\n" + "\n".join(evidence.output_tail))
-    hint = None
+    advice = [evidence.hint]
     if result.verdict is Verdict.TIMEOUT:
-        hint = "raise --trial-timeout if the workload is only slow"
+        advice.append("raise --trial-timeout if the workload is only slow")
+    advice.append(kept)
+    hint = "; ".join(part for part in advice if part) or None
     m = result.spec.split.microbatch
     return WorkloadError(
         f"{target} failed at microbatch {m} in {', '.join(at)}: {evidence.text}",

@@ -315,6 +315,8 @@ class Evidence:
     """Class of the exception, or None."""
     traceback: str | None = None
     """The user's own traceback, without memfit's frames."""
+    hint: str | None = None
+    """What to do about it, where memfit knows."""
     output_tail: tuple[str, ...] = ()
     """Last lines that the trial printed."""
 
@@ -520,9 +522,14 @@ def from_json(data: bytes, kind: type[Record], *, origin: str) -> Record:
     try:
         header = msgspec.json.decode(data, type=_Header)
     except msgspec.DecodeError as error:
-        raise UsageError(f"{origin} is not a memfit document: {error}") from None
+        raise UsageError(
+            f"{origin} is not a memfit document: {error}", hint=f"name a file that holds {expected}"
+        ) from None
     if header.schema != expected:
-        raise UsageError(f"{origin} holds {header.schema!r}, not {expected!r}")
+        raise UsageError(
+            f"{origin} holds {header.schema!r}, not {expected!r}",
+            hint=f"name a file that holds {expected}",
+        )
     if header.schema_version > SCHEMA_VERSION:
         raise UsageError(
             f"{origin} has schema version {header.schema_version}; "
@@ -532,4 +539,119 @@ def from_json(data: bytes, kind: type[Record], *, origin: str) -> Record:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise UsageError(f"{origin} is damaged: {error}") from None
+        raise UsageError(f"{origin} is damaged: {error}", hint="make it again") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPhase:
+    """Memory of one device of one process, up to a moment of a run.
+
+    Peaks reach back to the start of the process, whatever the program itself reset, so a later
+    phase is never below an earlier one; where it is above, its figure is the phase's own peak.
+    """
+
+    until: Literal["first_step_begins", "first_step_ends", "end"]
+    """The first optimizer step creates the optimizer's state; what follows runs with it."""
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_used_bytes: int | None
+    """The most that was in use on the device by this process, context included."""
+    allocated_bytes: int | None
+    """What was allocated at that moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDevice:
+    """Memory of one device of one process of a run."""
+
+    device: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_used_bytes: int | None
+    """The most that was in use on the device by this process, context included."""
+    alloc_retries: int | None
+    """Times the allocator flushed its cache and tried again."""
+    inactive_split_bytes: int | None
+    """Free bytes in split blocks at the end: fragmentation."""
+    phases: tuple[RunPhase, ...] = ()
+    """Only `end` where no optimizer step was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunError:
+    """An out-of-memory error that was raised; the program may have survived it."""
+
+    device: int
+    requested_bytes: int
+    free_bytes: int
+    """Free on the device when the request failed."""
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    where: Literal["backward", "optimizer_step", "elsewhere"]
+    """`elsewhere` is building, forward, or anything else that is not the other two."""
+    optimizer_steps: int
+    """Optimizer steps that had ended before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProcess:
+    """One process of a run that used the virtual device, as it saw itself."""
+
+    pid: int
+    program: tuple[str, ...]
+    """The words of `sys.argv`."""
+    name: str | None
+    """The name that multiprocessing gave it, such as `SpawnProcess-1`."""
+    rank: int | None
+    world_size: int | None
+    torch: str
+    virtual: bool
+    """Whether the stand-in driver was loaded; figures of a process without it are not kept."""
+    devices: tuple[RunDevice, ...]
+    optimizers: int
+    """Optimizers that stepped."""
+    optimizer_steps: int
+    out_of_memory: tuple[RunError, ...]
+    """The first hundred."""
+    out_of_memory_count: int
+    invented_calls: int
+    """Calls to functions whose results the stand-in driver had to invent."""
+    invented: tuple[str, ...]
+    """Those functions."""
+    ending: Literal["exit", "exception", "signal"] | None
+    """`exception` is one that nobody caught. None when it left no word: it was killed or crashed,
+    and the figures are the last that it wrote."""
+    exit_status: int | None
+    """None where only the process's own parent could know it."""
+    exception: str | None
+    """Class of the exception that nobody caught."""
+    signal: str | None = None
+    """Name of the signal that ended it, such as `SIGKILL`; None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a program did to a virtual device, process by process."""
+
+    schema: Literal["memfit.run"] = "memfit.run"
+    schema_version: int = SCHEMA_VERSION
+    memfit: str
+    """Version of memfit."""
+    created: str
+    """Moment of the end, ISO 8601 in UTC."""
+    command: str
+    """The command that made this result."""
+    program: tuple[str, ...]
+    """The program and its words, as it was started."""
+    device: DeviceSpec
+    device_count: int
+    source: Source
+    limits: tuple[str, ...]
+    """What the figures leave out, one sentence each."""
+    processes: tuple[RunProcess, ...]
+    """The processes that used the device, by rank and then in the order of their start."""
+    exit_status: int
+    """The program's own; 128 plus its number for a signal."""
+    signal: str | None
+    """Name of the signal that ended the program, or None."""
+    wall_s: float

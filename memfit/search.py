@@ -52,6 +52,8 @@ __all__ = [
     "story",
 ]
 
+FULL_AT_ONCE = 32
+"""Most microbatches of a group that is run in full before it is known to be the answer's."""
 MAX_JUMP = 32
 """How far above the largest size that fitted the next one may lie, as a factor."""
 GIVE_UP_AFTER = 3
@@ -137,10 +139,11 @@ def decide(
         return Ask(microbatch=best, purpose="confirm", reason=reason)
     if zone and left >= 1:
         size, reason = state.next_size(zone)
-        # The last trial has to stand as an answer by itself, and once a confirmation has failed
-        # short groups are known to show too little.
-        covered = candidates.accumulation_steps(size) <= group_microbatches
-        full = not covered and (left == 1 or state.confirm_failed)
+        # The last trial has to stand as an answer by itself; after a failed confirmation, short
+        # groups are known to show too little; and an expected answer needs no second trial.
+        steps = candidates.accumulation_steps(size)
+        expected = steps <= FULL_AT_ONCE and state.expects(size)
+        full = steps > group_microbatches and (left == 1 or state.confirm_failed or expected)
         return Ask(microbatch=size, purpose="confirm" if full else "search", reason=reason)
     if state.confirmed:
         return state.found(zone)
@@ -273,6 +276,10 @@ class _State:
         if self.single is not None and self.single >= top and self._single_open():
             zone.append(self.single)
         return tuple(zone)
+
+    def expects(self, size: int) -> bool:
+        """Whether the measured growth says that this size fits."""
+        return self.growth is not None and self.growth.peak_at(size) <= self.limit
 
     def next_size(self, zone: tuple[int, ...]) -> tuple[int, str]:
         """Choose from the zone, and say why."""

@@ -180,18 +180,19 @@ def certificate_of(decision: Decision) -> Certificate:
 @pytest.mark.parametrize(
     ("sizes", "per_example", "answer", "trials"),
     [
-        (exact(480), 1.4, 15, 5),
-        (exact(480), 1.1, 16, 5),
-        (exact(480), 0.9, 20, 5),
-        (exact(480), 0.13, 160, 6),
+        (exact(480), 1.4, 15, 4),
+        (exact(480), 1.1, 16, 4),
+        (exact(480), 0.9, 20, 4),
+        (exact(480), 0.13, 160, 5),
         (exact(480), 0.02, 480, 4),
-        (ragged(480), 1.1, 19, 5),
-        (ragged(480), 0.9, 23, 5),
+        (exact(1920), 0.9, 20, 5),
+        (ragged(480), 1.1, 19, 4),
+        (ragged(480), 0.9, 23, 4),
         (of(), 1.4, 15, 4),
         (of(), 0.9, 23, 4),
         (of(), 0.13, 164, 5),
         (of(), 0.02, 1072, 5),
-        (exact(1024, replicas=4), 0.2, 64, 5),
+        (exact(1024, replicas=4), 0.2, 64, 4),
     ],
 )
 def test_few_trials_on_a_straight_line(
@@ -330,7 +331,7 @@ def test_a_model_that_does_not_fit_ends_the_search() -> None:
 
 
 def test_the_last_trial_confirms() -> None:
-    search = Search(exact(480), Memory(), max_trials=4)
+    search = Search(exact(1920), Memory(), max_trials=4)
     found = certificate_of(search.run())
     assert [(a.microbatch, a.purpose) for a in search.asked] == [
         (1, "search"),
@@ -350,19 +351,30 @@ def test_a_single_trial_can_answer() -> None:
 
 
 def test_a_failed_confirmation_on_the_last_trial_leaves_no_answer() -> None:
-    search = Search(exact(480), Memory(full_extra=3 * GIB), max_trials=4)
+    search = Search(exact(1920), Memory(full_extra=3 * GIB), max_trials=4)
     decision = search.run()
     assert isinstance(decision, Exhausted)
     assert decision.trials == 4
 
 
 def test_after_a_failed_confirmation_groups_are_full_at_once() -> None:
-    search = Search(exact(480), Memory(full_extra=3 * GIB))
+    search = Search(exact(1920), Memory(full_extra=3 * GIB))
     search.run()
     assert [(a.microbatch, a.purpose) for a in search.asked][3:] == [
         (24, "search"),
         (20, "confirm"),
         (16, "confirm"),
+    ]
+
+
+def test_an_expected_answer_runs_full_groups_at_once_where_they_are_not_long() -> None:
+    search = Search(exact(480), Memory())
+    search.run()
+    assert [(a.microbatch, a.purpose) for a in search.asked] == [
+        (1, "search"),
+        (2, "search"),
+        (20, "confirm"),
+        (24, "search"),
     ]
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import shlex
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,9 +116,6 @@ def probe(
         command=shlex.join(["memfit", *sys.argv[1:]]),
     )
     teller = ProgressTeller(stderr(), quiet=quiet)
-    teller.start(f"importing torch and {target}")
-    # The parent waits for its workers; meanwhile it imports what the pages need.
-    threading.Thread(target=_import_pages, daemon=True).start()
     try:
         result, folder = run_probe(request, teller)
     except UnsavedAnswer as unsaved:
@@ -158,12 +152,6 @@ def _print(result: ProbeResult, *, as_json: bool) -> None:
         from memfit.cli.answer import render_answer  # noqa: PLC0415
 
         render_answer(result, stdout())
-
-
-def _import_pages() -> None:
-    with contextlib.suppress(ImportError):  # told where the page is made
-        importlib.import_module("memfit.report.page")
-        importlib.import_module("pandas")
 
 
 def _write_pages(result: ProbeResult, folder: ProbeFolder) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import threading
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -16,6 +19,12 @@ if TYPE_CHECKING:
     from memfit.trial.protocol import Mark
 
 
+def _import_pages() -> None:
+    with contextlib.suppress(ImportError):  # told where the page is made
+        importlib.import_module("memfit.report.page")
+        importlib.import_module("pandas")
+
+
 class ProgressTeller:
     """Tells a probe's events on a console; `quiet` leaves only warnings."""
 
@@ -27,10 +36,12 @@ class ProgressTeller:
         self._trial = ""
         self._groups: tuple[int, int] = (0, 0)
 
-    def start(self, sentence: str) -> None:
-        """Show that something slow begins."""
+    def importing(self, target: str) -> None:
+        """Tell that the user's code is being imported, and use the wait."""
+        # The parent waits for its workers; meanwhile it imports what the pages need.
+        threading.Thread(target=_import_pages, daemon=True).start()
         if self._status is not None:
-            self._status.update(Text(sentence))
+            self._status.update(Text(f"importing torch and {target}"))
             self._status.start()
 
     def close(self) -> None:

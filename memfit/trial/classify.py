@@ -47,6 +47,7 @@ def classify(
         microbatch_index=(where.microbatch or None) if where else None,
         exception=failure.chain[0][0] if failure and failure.chain else None,
         traceback=failure.traceback if failure else None,
+        hint=failure.hint if failure else None,
         output_tail=() if ended_well else output_tail,
     )
     return TrialResult(

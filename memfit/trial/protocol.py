@@ -103,9 +103,11 @@ class WorkerFailure(msgspec.Struct, kw_only=True):
     chain: list[tuple[str, str]]
     """Class and message of the exception and of its causes, the outermost first."""
     traceback: str | None
-    free_bytes: int | None
+    hint: str | None = None
+    """What memfit advises, where it raised the error itself."""
+    free_bytes: int | None = None
     """Free memory of the device when it failed."""
-    demand_bytes: int | None
+    demand_bytes: int | None = None
     """Device memory needed when an allocation failed."""
 
 

@@ -43,6 +43,9 @@ _MARK_S = 0.25
 """How often progress inside a trial is told."""
 
 
+_FOLDER = "memfit-trials-"
+
+
 class TrialRunner:
     """Runs trials of one workload, each in a process of its own."""
 
@@ -69,7 +72,8 @@ class TrialRunner:
         self._environment = dict(environment)
         self._load_timeout_s = load_timeout_s
         self._on_mark = on_mark
-        self._folder = Path(tempfile.mkdtemp(prefix="memfit-"))
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         self._nursery: _Nursery | None = None
         self._forks = True
 
@@ -283,6 +287,14 @@ class _Nursery:
         """Last lines that the user's code printed while it was imported."""
         text = self._output.read_text(errors="replace").rstrip()
         return "\n".join(text.splitlines()[-20:]) or None
+
+
+def _sweep() -> None:
+    """Remove the folders of runners that were killed, and so could not remove their own."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        pid = left.name.removeprefix(_FOLDER).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _kill_group(pid: int) -> None:

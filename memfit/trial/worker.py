@@ -454,7 +454,8 @@ class _Trial:
         return WorkerFailure(
             rule=error.rule if isinstance(error, CheckFailed) else "contract" if known else None,
             chain=chain,
-            traceback=_hinted(error) if isinstance(error, MemfitError) else user_traceback(error),
+            traceback=error.details if isinstance(error, MemfitError) else user_traceback(error),
+            hint=error.hint if isinstance(error, MemfitError) else None,
             free_bytes=self._failed_free if self._failed_free is not None else self._free_bytes(),
             demand_bytes=self._failed_demand,
         )
@@ -537,10 +538,6 @@ class _Trial:
             device_used_source=self._reader.device_used_source,
             phases=phases,
         )
-
-
-def _hinted(error: MemfitError) -> str | None:
-    return error.details or error.hint
 
 
 def _check_batch(batch: Any, size: int) -> None:

@@ -157,7 +157,7 @@ def driver_folder() -> Path:
 def _key(torch: TorchBuild) -> str:
     """Return a digest of everything that the driver is made from."""
     digest = hashlib.sha256()
-    for text in (torch.version, str(torch.cuda), sys.version, _compiler_version()):
+    for text in (torch.version, str(torch.cuda), _compiler_version()):
         digest.update(text.encode())
     for path in (*_torch_libraries(torch), *_nvidia_packages(torch)):
         status = path.stat()
@@ -234,6 +234,11 @@ def _build_into(folder: Path, torch: TorchBuild) -> None:
 def _compile(folder: Path, torch: TorchBuild) -> None:
     sources = sorted(_DRIVER.glob("*.c"))
     known = stubs.prototypes(stubs.headers(_header_folders(torch)))
+    if not known.whole:
+        raise CannotJudge(
+            f"CUDA's headers are not in {torch.site / 'nvidia'}, where torch's wheels bring them",
+            hint="install torch with pip, which also installs NVIDIA's packages",
+        )
     try:
         needed = stubs.imported(_torch_libraries(torch)) | known.whole
     except subprocess.CalledProcessError as error:
@@ -258,6 +263,7 @@ def _compile(folder: Path, torch: TorchBuild) -> None:
     library = folder / _LIBRARY
     soname = f"-Wl,-soname,{_LIBRARY}"
     _run(["cc", "-shared", "-pthread", soname, "-o", str(library), *map(str, objects), "-ldl"])
+    _make_nvml(folder, library)
     (folder / "libcuda.so").symlink_to(_LIBRARY)
     for leftover in (generated, *objects):
         leftover.unlink()

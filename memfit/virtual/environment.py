@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from memfit.errors import UsageError
-from memfit.units import format_bytes
+from memfit.units import TIB, format_bytes
 from memfit.virtual.build import driver_folder
 from memfit.virtual.catalogue import Card, context_charge
 
@@ -39,6 +39,8 @@ def prepare(card: Card, *, total_bytes: int, devices: int = 1) -> dict[str, str]
             f"{format_bytes(total_bytes)} is no more than the CUDA context of the card takes "
             f"({format_bytes(context)})"
         )
+    if total_bytes > TIB:
+        raise UsageError(f"{format_bytes(total_bytes)} is more than a virtual GPU can have (1 TiB)")
     folder = driver_folder()
     return {
         "LD_PRELOAD": _joined(_preload(folder), "LD_PRELOAD"),

@@ -2,11 +2,13 @@
 
     python -m tests.benchmarks.exhaustive
     python -m tests.benchmarks.exhaustive --cards rtx-3090,rtx-4090,a10 --precisions bf16,fp32 \
-        --headrooms 0%,1%,2%,5% --set seq_len=512
+        --headrooms 0%,1%,2%,5% --set seq_len=1024,2048
+    python -m tests.benchmarks.exhaustive --memory-limits card,10.2GiB,19.6GiB,20GiB \
+        --headrooms 0%
 
 A probe runs a few trials and says which size is the largest that fits. Here every size is tried, up
 to several in a row that need more than the limit whatever the allocator's layout, so the largest is
-known. Sizes that fail below one that fits are marked: `hole`.
+known. Sizes that fail below one that fits are marked as holes; the last command has one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import shlex
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -117,7 +120,9 @@ def _gib(value: int | None) -> str:
 def show(comparison: Comparison, *, full: bool) -> None:
     """Print one comparison: every size, or what is near the limit."""
     limit = comparison.limit_bytes
-    split = "" if comparison.logical_batch is None else f", logical batch {comparison.logical_batch}"
+    split = (
+        "" if comparison.logical_batch is None else f", logical batch {comparison.logical_batch}"
+    )
     print(f"{comparison.setting.title}{split}: limit {_gib(limit)} GiB (virtual)")
     print(f"  {'m':>5} {'A':>4}  {'verdict':<10} {'allocated':>9} {'device':>8} {'need':>8}  GiB")
     shown = comparison.rows if full else comparison.rows[-14:]
@@ -164,6 +169,62 @@ def summary(comparisons: list[Comparison]) -> None:
     print(f"{agreed} of {len(comparisons)} agree; {with_holes} have holes")
 
 
+def as_markdown(comparisons: list[Comparison], *, command: str) -> str:
+    """Write all questions, and around each hole every size."""
+    agreed = sum(c.agrees for c in comparisons)
+    with_holes = [c for c in comparisons if c.holes]
+    tried = sum(len(c.rows) for c in comparisons)
+    spent = sum(c.probe_trials for c in comparisons)
+    lines = [
+        "# Every size tried, and a probe's answer",
+        "",
+        "Every size was run in full groups in a fresh process, one by one, until several in a row",
+        "needed more than the limit whatever the allocator's layout; then a probe was asked the",
+        "same question. The cards are **virtual**: kernels are not executed.",
+        "",
+        f"**{agreed} of {len(comparisons)}** answers agree: {tried} sizes tried one by one,",
+        f"{spent} trials spent by the probes. In {len(with_holes)} questions a size fails below",
+        "one that fits (a *hole*: the memory is there, but in pieces).",
+        "",
+        "| question | largest that fits | probe | its trials | sizes tried here | holes |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {c.setting.title}{_batch(c)} | {c.truth or 'none'} | {c.probe_answer or 'none'}"
+        f"{'' if c.agrees else ' **wrong**'} | {c.probe_trials} | {len(c.rows)} "
+        f"| {', '.join(map(str, c.holes)) or '-'} |"
+        for c in comparisons
+    ]
+    shown: set[tuple[object, ...]] = set()
+    for c in with_holes:
+        rows = [r for r in c.rows if min(c.holes) - 2 <= r.microbatch <= (c.truth or 0) + 2]
+        key = tuple((r.microbatch, r.verdict, r.need_bytes) for r in rows)
+        if key in shown:
+            continue
+        shown.add(key)
+        lines += [
+            "",
+            f"## A hole: {c.setting.title}{_batch(c)}",
+            "",
+            f"The limit is {_gib(c.limit_bytes)} GiB. *Need* is allocated memory and the context,",
+            "whatever the layout; *device* is what was in use at the peak. All in GiB, virtual.",
+            "",
+            "| microbatch | verdict | need | device |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {r.microbatch} | {r.verdict}{' (hole)' if r.microbatch in c.holes else ''} "
+            f"| {_gib(r.need_bytes)} | {_gib(r.peak_bytes)} |"
+            for r in rows
+        ]
+    return "\n".join([*lines, "", "Regenerate with", "", "```", command, "```", ""])
+
+
+def _batch(comparison: Comparison) -> str:
+    batch = comparison.logical_batch
+    return "" if batch is None else f", logical batch {batch}"
+
+
 def as_json(comparisons: list[Comparison]) -> list[dict[str, Any]]:
     """Return what `--json` writes."""
     return [
@@ -186,13 +247,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cards", default="rtx-4090", help="comma-separated (rtx-4090)")
     parser.add_argument("--precisions", default="bf16", help="comma-separated (bf16)")
     parser.add_argument("--headrooms", default="2%", help="comma-separated (2%%)")
-    parser.add_argument("--memory-limit", help="as in memfit probe")
+    parser.add_argument(
+        "--memory-limits", default="card", help="comma-separated; `card` is no limit (card)"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE[,VALUE]")
     parser.add_argument("--logical-batch", type=int, help="only sizes that keep it")
     parser.add_argument("--policy", default="exact", choices=[p.value for p in Policy])
     parser.add_argument("--beyond", type=int, default=3, help="sizes above the ceiling (3)")
     parser.add_argument("--full", action="store_true", help="print every size")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
     return parser.parse_args()
 
 
@@ -202,10 +266,12 @@ def main() -> int:
     names = [setting.partition("=")[0] for setting in asked.set]
     values = [setting.partition("=")[2].split(",") for setting in asked.set]
     comparisons: list[Comparison] = []
-    for card, precision, chosen, headroom in itertools.product(
+    command = shlex.join(["python", "-m", "tests.benchmarks.exhaustive", *sys.argv[1:]])
+    for card, precision, chosen, limit, headroom in itertools.product(
         asked.cards.split(","),
         asked.precisions.split(","),
         itertools.product(*values),
+        asked.memory_limits.split(","),
         asked.headrooms.split(","),
     ):
         setting = Setting(
@@ -213,7 +279,7 @@ def main() -> int:
             card=card,
             precision=Precision(precision),
             headroom=headroom,
-            memory_limit=asked.memory_limit,
+            memory_limit=None if limit == "card" else limit,
             parameters=dict(zip(names, chosen, strict=True)),
         )
         comparison = compare(
@@ -227,6 +293,9 @@ def main() -> int:
         if asked.json is not None:
             asked.json.parent.mkdir(parents=True, exist_ok=True)
             asked.json.write_text(json.dumps(as_json(comparisons), indent=2) + "\n")
+        if asked.markdown is not None:
+            asked.markdown.parent.mkdir(parents=True, exist_ok=True)
+            asked.markdown.write_text(as_markdown(comparisons, command=command))
     if len(comparisons) > 1:
         summary(comparisons)
     return 0 if all(c.agrees for c in comparisons) else 1

@@ -75,13 +75,13 @@ class Rows(Dataset[Tensor]):
 
 
 def lightning(workload: Workload, tally: Tally, *, folder: Path, **how: Any) -> int | None:
-    """Ask Lightning's tuner."""
-    import lightning as L
+    """Ask Lightning's tuner, with its defaults but for what `how` holds."""
+    from lightning import LightningModule, Trainer
     from lightning.pytorch.tuner import Tuner, batch_size_scaling
 
     tally.ready()
 
-    class Module(L.LightningModule):  # type: ignore[misc, unused-ignore]
+    class Module(LightningModule):  # type: ignore[misc, unused-ignore]
         """The workload as Lightning wants it."""
 
         def __init__(self) -> None:
@@ -110,7 +110,7 @@ def lightning(workload: Workload, tally: Tally, *, folder: Path, **how: Any) -> 
         tally.trial(module.batch_size, lambda: run_loop(trainer, params))
 
     batch_size_scaling._try_loop_run = counted
-    trainer = L.Trainer(
+    trainer = Trainer(
         accelerator="gpu",
         devices=1,
         precision="bf16-mixed",
@@ -126,7 +126,7 @@ def lightning(workload: Workload, tally: Tally, *, folder: Path, **how: Any) -> 
     return answer
 
 
-def accelerate(workload: Workload, tally: Tally) -> int:
+def accelerate(workload: Workload, tally: Tally, **how: Any) -> int:
     """Ask accelerate's decorator around a user's own loop, as its examples write it."""
     from accelerate import Accelerator
     from accelerate.utils import find_executable_batch_size
@@ -155,7 +155,7 @@ def accelerate(workload: Workload, tally: Tally) -> int:
                 optimizer.zero_grad()
         return batch_size
 
-    @find_executable_batch_size  # type: ignore[untyped-decorator, unused-ignore]
+    @find_executable_batch_size(**how)  # type: ignore[untyped-decorator, unused-ignore]
     def search(batch_size: int) -> int:
         size: int = tally.trial(batch_size, lambda: train(batch_size))
         return size
@@ -164,16 +164,23 @@ def accelerate(workload: Workload, tally: Tally) -> int:
     return answer
 
 
-
-
-FINDERS: dict[str, Callable[[Workload, Tally, Path], int | None]] = {
-    "lightning-power": lambda w, t, folder: lightning(w, t, folder=folder, mode="power"),
-    "lightning-binsearch": lambda w, t, folder: lightning(w, t, folder=folder, mode="binsearch"),
-    "lightning-binsearch-margin-0": lambda w, t, folder: lightning(
-        w, t, folder=folder, mode="binsearch", margin=0.0
-    ),
-    "accelerate": lambda w, t, _: accelerate(w, t),
+FINDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lightning-power": ("lightning", {"mode": "power"}),
+    "lightning-binsearch": ("lightning", {"mode": "binsearch"}),
+    "lightning-binsearch-margin-0": ("lightning", {"mode": "binsearch", "margin": 0.0}),
+    "accelerate": ("accelerate", {}),
 }
+
+
+def ask(
+    finder: str, workload: Workload, tally: Tally, folder: Path, start: int | None
+) -> int | None:
+    """Ask one finder; `start` replaces its own first size."""
+    library, how = FINDERS[finder]
+    if library == "lightning":
+        first = {} if start is None else {"init_val": start}
+        return lightning(workload, tally, folder=folder, **how, **first)
+    return accelerate(workload, tally, **({} if start is None else {"starting_batch_size": start}))
 
 
 def main() -> None:
@@ -181,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.finders")
     parser.add_argument("finder", choices=FINDERS)
     parser.add_argument("target")
+    parser.add_argument("--start", type=int, help="first size to try, instead of its own")
     parser.add_argument("--result", type=Path, required=True)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -190,7 +198,7 @@ def main() -> None:
     failure: str | None = None
     answer: int | None = None
     try:
-        answer = FINDERS[asked.finder](workload, tally, asked.result.parent)
+        answer = ask(asked.finder, workload, tally, asked.result.parent, asked.start)
     except Exception as error:  # noqa: BLE001 - a finder that fails has a result too
         failure = f"{type(error).__name__}: {error}"
     asked.result.write_text(

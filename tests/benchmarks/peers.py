@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from memfit import virtual
@@ -46,6 +47,8 @@ PEERS = {
     "Lightning, binsearch, margin 0": "lightning-binsearch-margin-0",
     "accelerate": "accelerate",
 }
+FRESH = ("Lightning, power", "accelerate")
+"""One finder for each loop, started once more with the largest size that fits."""
 PACKAGES = ("memfit", "torch", "lightning", "accelerate")
 
 
@@ -126,11 +129,15 @@ class Benchmark:
     limit_bytes: int
     build_s: float
     """Seconds of building the virtual GPU's driver, once per installation."""
+    fresh: Mapping[str, bool]
+    """Whether a peer's own loop runs the largest size that fits, when it starts with it."""
     imports: Mapping[str, float]
     """Seconds until the libraries were imported, by finder."""
     phases: Sequence[Mapping[str, Any]]
     load: tuple[float, float]
     """Load average of the machine before and after."""
+    versions: str
+    """The packages and the machine."""
 
 
 def _largest(rows: Sequence[Row]) -> int | None:
@@ -194,10 +201,13 @@ def examples_of(trial: TrialResult) -> int:
     return (evidence.group - 1) * sum(sizes) + sum(sizes[: evidence.microbatch_index or len(sizes)])
 
 
-def run_peer(folder: Path, finder: str, environment: Mapping[str, str]) -> tuple[Run, float]:
+def run_peer(
+    folder: Path, finder: str, environment: Mapping[str, str], *, start: int | None = None
+) -> tuple[Run, float]:
     """Run another finder; return also the seconds until its libraries were imported."""
     path = folder / "result.json"
     command = [sys.executable, "-m", "tests.benchmarks.finders", finder, SETTING.target]
+    command += [] if start is None else ["--start", str(start)]
     done, wall, cpu = timed([*command, "--result", str(path)], environment)
     if done.returncode or not path.exists():
         raise SystemExit(f"{finder} ended with {done.returncode}\n{done.stderr[-3000:]}")
@@ -248,15 +258,22 @@ def measure(logical_batch: int, repeats: int) -> Benchmark:
         truth = scan(trials, logical_batch)
         for finder in finders.values():
             judge(finder, trials, truth, logical_batch)
+    fresh = {}
+    for name in FRESH if truth.largest else ():
+        with tempfile.TemporaryDirectory(prefix="memfit-bench-") as made:
+            run, _ = run_peer(Path(made), PEERS[name], environment, start=truth.largest)
+        fresh[name] = run.fitted[0]
     return Benchmark(
         finders=list(finders.values()),
         truth=truth,
         logical_batch=logical_batch,
         limit_bytes=device.limit_bytes,
         build_s=build,
+        fresh=fresh,
         imports={name: statistics.median(seconds) for name, seconds in imports.items()},
         phases=phases,
         load=(before, after),
+        versions=versions(),
     )
 
 
@@ -281,12 +298,12 @@ def run_phases(logical_batch: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="memfit-bench-") as made:
         path = Path(made) / "phases.json"
         command = [sys.executable, "-m", "tests.benchmarks.phases", SETTING.target]
-        command += ["--card", SETTING.card, "--precision", SETTING.precision.value]
+        command += ["--device", SETTING.card, "--precision", SETTING.precision.value]
         command += ["--logical-batch", str(logical_batch), "--json", str(path)]
         done, wall, _ = timed(command, {"MEMFIT_BENCH_BEGAN": repr(time.time())})
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
-        steps: dict[str, Any] = json.loads(path.read_text())["steps"]
+        steps: dict[str, Any] = json.loads(path.read_text())
     return {**steps, "end Python": max(wall - sum(steps.values()), 0.0)}
 
 
@@ -325,7 +342,7 @@ def judge(finder: Finder, trials: Scanner, truth: Truth, logical_batch: int) -> 
 # -- telling -------------------------------------------------------------------------------------
 
 
-def _yes(value: bool | None) -> str:  # noqa: FBT001 - a word for a value
+def _yes(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
@@ -365,7 +382,7 @@ def table(benchmark: Benchmark) -> list[list[str]]:
                 f"{run.examples:,}",
                 str(run.answer) if run.answer is not None else f"failed: {run.failure}",
                 _yes(finder.survives),
-                _yes(finder.largest),
+                "not asked" if finder.name == MEMFIT_EXACT else _yes(finder.largest),
                 _yes(finder.keeps),
                 _yes(finder.largest_exact),
             ]
@@ -387,7 +404,9 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print columns, numbers or not, to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
     print()
 
 
@@ -427,8 +446,9 @@ def _processor() -> str:
     return named[0] if named else platform.machine()
 
 
-def as_markdown(benchmark: Benchmark, *, command: str, repeats: int) -> str:
+def as_markdown(benchmark: Benchmark, *, command: str) -> str:
     """Write the page."""
+    repeats = len(benchmark.finders[0].runs)
     batch, truth = benchmark.logical_batch, benchmark.truth
     missed = holes(truth.integers)
     largest_row = next(r for r in truth.integers if r.microbatch == truth.largest)
@@ -439,10 +459,12 @@ def as_markdown(benchmark: Benchmark, *, command: str, repeats: int) -> str:
 
 The workload is GPT-2 (`{SETTING.target}`, 124M parameters, 1,024 tokens, {SETTING.precision.value}
 autocast, AdamW) on a **virtual** {SETTING.card} with a limit of
-{format_bytes(benchmark.limit_bytes)}, the card less memfit's default headroom of
+{format_bytes(benchmark.limit_bytes)}: the card, less memfit's default headroom of
 {SETTING.headroom}. Every finder ran on that same virtual card. Two questions are asked of every
 answer: is it the largest microbatch that trains, and is it the largest that keeps a logical batch
 of {batch}?
+
+{_short(benchmark)}
 
 {markdown_table(table(benchmark))}
 
@@ -460,11 +482,14 @@ three in a row whose need alone is above the limit: the largest that fits is
 **{truth.largest}** ({format_bytes(largest_row.peak_bytes or 0)} of the device, virtual). Of all
 {len(truth.divisors)} divisors of {batch}, the largest that fits is **{truth.largest_exact}**, with
 {batch // (truth.largest_exact or 1)} accumulation steps. Sizes that fail below one that fits:
-{", ".join(map(str, missed)) or "none here"}.
+{", ".join(map(str, missed)) or "none here"}. Questions that do have such holes are in
+[every size tried](speed/exhaustive.md).
 
 {markdown_table(tried(benchmark))}
 
 {_every_run(benchmark, steady=steady)}
+
+{_fresh(benchmark)}
 
 ## Where a probe's time goes
 
@@ -490,15 +515,15 @@ others took: {imported}.
 - accelerate: `find_executable_batch_size` with its defaults (from 128 down, times 0.9) around a
   loop of two groups of two microbatches, `mixed_precision="bf16"`,
   `gradient_accumulation_steps=2`. Its own wrapper returns the logits in float32.
-- Both build the model on the device, as a memfit trial does. Built on the host, as many programs do,
-  each build fills 124 million parameters there first.
+- Both build the model on the device, as a memfit trial does. Built on the host, as many programs
+  do, each build fills 124 million parameters there first.
 - Their answer is a microbatch; neither looks for accumulation steps that keep a logical batch. The
   two last columns ask whether the answer could, with equal microbatches.
 - The card is deterministic; the runs took turns on a machine that was not otherwise idle (load
   average {benchmark.load[0]:.1f} before, {benchmark.load[1]:.1f} after). One turn before them
   was not counted.
 
-{versions()}.
+{benchmark.versions}.
 
 Regenerate with
 
@@ -516,10 +541,56 @@ def _every_run(benchmark: Benchmark, *, steady: bool) -> str:
     return f"Runs differed in what they tried or answered: {names}; the first run is shown."
 
 
+def _short(benchmark: Benchmark) -> str:
+    """Say what the table shows, good and bad."""
+    largest, exact = benchmark.truth.largest, benchmark.truth.largest_exact
+    finders = {finder.name: finder for finder in benchmark.finders}
+    right = [f.name for f in benchmark.finders if f.largest and f.survives]
+    right_exact = [f.name for f in benchmark.finders if f.largest_exact and f.survives]
+    peers = [finders[name] for name in PEERS]
+    quickest = min(peers, key=lambda f: f.median("wall_s"))
+    fewest = min(peers, key=lambda f: len(f.run.sizes))
+    ours = [finders[MEMFIT_OPEN], finders[MEMFIT_EXACT]]
+    seconds = " and ".join(f"{f.median('wall_s'):.1f} s" for f in ours)
+    trials = " and ".join(str(len(f.run.sizes)) for f in ours)
+    ask = finders[MEMFIT_EXACT].run
+    confirmed = (ask.answer or 0) * -(-benchmark.logical_batch // (ask.answer or 1)) * 2
+    return f"""\
+- The largest microbatch that trains is {largest}. Found by: {", ".join(right) or "none"}.
+- The largest that keeps {benchmark.logical_batch} is {exact}. Found by: \
+{", ".join(right_exact) or "none"}.
+- memfit took {seconds} (without and with the logical batch); the quickest of the others, \
+{quickest.name}, {quickest.median("wall_s"):.1f} s.
+- memfit took {trials} trials; the fewest of the others are {len(fewest.run.sizes)} \
+({fewest.name}, answer {fewest.run.answer}).
+- With a logical batch, memfit's last trial runs two whole groups: {confirmed:,} of the \
+{ask.examples:,} examples that it runs. Where kernels take their time, that is most of its cost."""
+
+
+def _fresh(benchmark: Benchmark) -> str:
+    """Say whether the largest size fits in the others' loops too, and who refused it."""
+    largest = benchmark.truth.largest or 0
+    lines = []
+    for name, fits in benchmark.fresh.items():
+        library = name.partition(",")[0]
+        verb = "runs" if fits else "does not run"
+        lines.append(f"{library}'s own loop {verb} {largest} when a new process starts with it.")
+    refused = [
+        f.name
+        for f in benchmark.finders
+        if (largest, False) in zip(f.run.sizes, f.run.fitted, strict=True)
+    ]
+    if refused and all(benchmark.fresh.values()):
+        lines.append(
+            f"Yet {largest} failed in {' and '.join(refused)}: there, all trials share one "
+            "process, so the difference is what earlier ones left in it."
+        )
+    return " ".join(lines)
+
+
 def as_json(benchmark: Benchmark) -> dict[str, Any]:
     """Return what `--json` writes."""
     return {
-        "versions": versions(),
         **dataclasses.asdict(benchmark),
         "largest": benchmark.truth.largest,
         "largest_exact": benchmark.truth.largest_exact,
@@ -535,24 +606,33 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--from-json", type=Path, metavar="FILE", help="tell what an earlier run saved; run nothing"
+    )
     asked = parser.parse_args()
     assert SETTING.precision is Precision.BF16  # what the others are given
-    assert UNSPLIT_ACCUMULATION_STEPS == 2  # noqa: PLR2004 - what the others are given
-    benchmark = measure(asked.logical_batch, asked.repeats)
+    assert UNSPLIT_ACCUMULATION_STEPS == 2  # what the others are given
+    if asked.from_json is None:
+        benchmark = measure(asked.logical_batch, asked.repeats)
+    else:
+        benchmark = msgspec.json.decode(asked.from_json.read_bytes(), type=Benchmark)
     print_table(table(benchmark))
     print_table(tried(benchmark))
     print_table(phase_table(benchmark))
-    print(f"largest that fits: {benchmark.truth.largest}; with the logical batch: "
-          f"{benchmark.truth.largest_exact}")
+    print(
+        f"largest that fits: {benchmark.truth.largest}; with the logical batch: "
+        f"{benchmark.truth.largest_exact}"
+    )
     print(f"driver build: {benchmark.build_s:.1f} s, once; kernels are not executed (virtual)")
     if asked.json is not None:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(as_json(benchmark), indent=2) + "\n")
     if asked.markdown is not None:
         command = f"python -m tests.benchmarks.peers --markdown {asked.markdown}"
-        if asked.json is not None:
-            command += f" --json {asked.json}"
-        text = as_markdown(benchmark, command=command, repeats=asked.repeats)
-        asked.markdown.write_text(text)
+        saved = asked.json or asked.from_json
+        if saved is not None:
+            command += f" --json {saved}"
+        asked.markdown.write_text(as_markdown(benchmark, command=command))
     return 0
 
 

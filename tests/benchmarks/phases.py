@@ -2,34 +2,45 @@
 
     python -m tests.benchmarks.phases examples/gpt2.py --logical-batch 480
 
-Runs what `memfit probe` runs, in the same order, with a clock at each step.
+Runs the command itself in this process, with a clock around its parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import io
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 BEGAN = time.time()
 
-from memfit import probe  # noqa: E402 - the import is part of what is timed
-from memfit.records import Precision, TrialResult  # noqa: E402
+from memfit import cli, probe  # noqa: E402 - the import is part of what is timed
+from memfit.records import TrialResult  # noqa: E402
 from memfit.trial.runner import TrialRunner  # noqa: E402
-from tests.benchmarks.scan import Deaf  # noqa: E402
+
+START = "start Python, import memfit"
+DRIVER = "find the virtual GPU's driver"
+IMPORT = "import torch and the workload"
+TRIALS = "trials"
+CLOSE = "end the workers' process"
+PROBE = "probe"
+PRINT = "print the answer"
+PAGES = "write trials.csv and report.html"
 
 
 class Clock:
-    """Seconds by name, in the order in which names were first seen."""
+    """Seconds by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.results: list[TrialResult] = []
 
     def timed(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function so that its seconds are counted under a name."""
@@ -37,113 +48,80 @@ class Clock:
         def wrapped(*args: Any, **keywords: Any) -> Any:
             began = time.monotonic()
             try:
-                return run(*args, **keywords)
+                value = run(*args, **keywords)
             finally:
-                self.add(name, time.monotonic() - began)
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+            if isinstance(value, TrialResult):
+                self.results.append(value)
+            return value
 
         return wrapped
 
-    def add(self, name: str, seconds: float) -> None:
-        """Count seconds under a name."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+    def watch(self, owner: Any, method: str, name: str) -> None:
+        """Count the seconds of a function where it lives."""
+        setattr(owner, method, self.timed(name, getattr(owner, method)))
 
 
-class Trials(Deaf):
-    """Keeps what ran."""
-
-    def __init__(self) -> None:
-        self.results: list[TrialResult] = []
-
-    def finished(self, trial: TrialResult) -> None:
-        self.results.append(trial)
-
-
-def measure(
-    target: str, *, card: str, precision: str, logical_batch: int | None, process_began: float
-) -> dict[str, Any]:
-    """Run a probe and return the seconds of its steps."""
+def measure(words: Sequence[str], *, process_began: float) -> dict[str, float]:
+    """Run a command line of memfit and return the seconds of its steps."""
     clock = Clock()
-    clock.add("start Python, import memfit", time.time() - process_began)
-    probe.worker_environment = clock.timed(
-        "find the built driver (digest of its sources)", probe.worker_environment
-    )
-    setattr(TrialRunner, "open", clock.timed("import torch and the workload", TrialRunner.open))
-    setattr(TrialRunner, "run", clock.timed("trials", TrialRunner.run))
-    setattr(TrialRunner, "close", clock.timed("end the nursery", TrialRunner.close))
-    listener = Trials()
-    with tempfile.TemporaryDirectory(prefix="memfit-bench-") as folder:
-        began = time.monotonic()
-        result, home = probe.run_probe(
-            probe.ProbeRequest(
-                target=target,
-                device=card,
-                precision=Precision(precision),
-                logical_batch=logical_batch,
-                out=Path(folder) / "probe",
-            ),
-            listener,
-        )
-        whole = time.monotonic() - began
-        known = sum(clock.seconds.values()) - clock.seconds["start Python, import memfit"]
-        clock.add("search, and saving after each trial", whole - known)
-        began = time.monotonic()
-        from rich.console import Console
-
-        from memfit.cli.answer import render_answer
-
-        render_answer(result, Console(file=io.StringIO(), width=80))
-        clock.add("print the answer", time.monotonic() - began)
-        began = time.monotonic()
-        from memfit.export.csv import trials_csv
-
-        home.write("trials.csv", trials_csv(result).encode())
-        clock.add("trials.csv", time.monotonic() - began)
-        began = time.monotonic()
-        from memfit.report import render
-
-        home.write("report.html", render(result).encode())
-        clock.add("report.html", time.monotonic() - began)
-    searched = [t for t in listener.results if not (t.spec.purpose == "confirm")]
-    confirmed = [t for t in listener.results if t.spec.purpose == "confirm"]
-    steps = dict(clock.seconds)
-    trials = steps.pop("trials")
-    searching = sum(t.wall_s for t in searched)
-    confirming = sum(t.wall_s for t in confirmed)
-    order = {
-        "start Python, import memfit": steps.pop("start Python, import memfit"),
-        "find the built driver (digest of its sources)": steps.pop(
-            "find the built driver (digest of its sources)"
+    face = importlib.import_module("memfit.cli.probe")
+    clock.watch(probe, "worker_environment", DRIVER)
+    clock.watch(TrialRunner, "open", IMPORT)
+    clock.watch(TrialRunner, "run", TRIALS)
+    clock.watch(TrialRunner, "close", CLOSE)
+    clock.watch(probe, "run_probe", PROBE)
+    clock.watch(face, "_print", PRINT)
+    clock.watch(face, "_write_pages", PAGES)
+    started = time.time() - process_began
+    began = time.monotonic()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        code = cli.main(list(words))
+    whole = time.monotonic() - began
+    if code:
+        raise SystemExit(f"memfit {' '.join(words)} ended with {code}")
+    seconds = clock.seconds
+    confirmed = [t.wall_s for t in clock.results if t.spec.purpose == "confirm"]
+    searched = [t.wall_s for t in clock.results if t.spec.purpose != "confirm"]
+    between = max(seconds[TRIALS] - sum(searched) - sum(confirmed), 0.0)
+    inside = sum(seconds[name] for name in (DRIVER, IMPORT, TRIALS, CLOSE))
+    outside = sum(seconds[name] for name in (PROBE, PRINT, PAGES))
+    return {
+        START: started,
+        "parse the command line": max(whole - outside, 0.0),
+        DRIVER: seconds[DRIVER],
+        IMPORT: seconds[IMPORT],
+        f"{len(searched)} search trials": sum(searched),
+        f"{len(confirmed)} confirming trial{'s' * (len(confirmed) != 1)}, full groups": sum(
+            confirmed
         ),
-        "import torch and the workload": steps.pop("import torch and the workload"),
-        f"{len(searched)} search trials": searching,
-        f"{len(confirmed)} confirming trials, full groups": confirming,
-        "between trials (start, classify, clean up)": max(trials - searching - confirming, 0.0),
-        **steps,
+        "search, classify, save after each trial": max(seconds[PROBE] - inside, 0.0) + between,
+        CLOSE: seconds[CLOSE],
+        PRINT: seconds[PRINT],
+        PAGES: seconds[PAGES],
     }
-    return {"answer": result.split.microbatch, "steps": order, "total_s": time.time() - process_began}
 
 
 def main() -> None:
     """Measure once and print the steps."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.phases")
     parser.add_argument("target", nargs="?", default="examples/gpt2.py")
-    parser.add_argument("--card", default="rtx-4090")
+    parser.add_argument("--device", default="rtx-4090")
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--logical-batch", type=int)
+    parser.add_argument("--logical-batch")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
-    measured = measure(
-        asked.target,
-        card=asked.card,
-        precision=asked.precision,
-        logical_batch=asked.logical_batch,
-        process_began=float(os.environ.get("MEMFIT_BENCH_BEGAN", BEGAN)),
-    )
-    for name, seconds in measured["steps"].items():
+    words = ["probe", asked.target, "--device", asked.device, "--precision", asked.precision]
+    if asked.logical_batch is not None:
+        words += ["--logical-batch", asked.logical_batch]
+    began = float(os.environ.get("MEMFIT_BENCH_BEGAN", BEGAN))
+    with tempfile.TemporaryDirectory(prefix="memfit-bench-") as folder:
+        steps = measure([*words, "--out", f"{folder}/probe"], process_began=began)
+    for name, seconds in steps.items():
         print(f"{seconds:8.3f} s  {name}")
-    print(f"{measured['total_s']:8.3f} s  in all")
+    print(f"{sum(steps.values()):8.3f} s  in all")
     if asked.json is not None:
-        asked.json.write_text(json.dumps(measured, indent=2) + "\n")
+        asked.json.write_text(json.dumps(steps, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -174,6 +174,9 @@ class Deaf:
     def chosen(self, *_: Any) -> None:
         """Ignore."""
 
+    def importing(self, *_: Any) -> None:
+        """Ignore."""
+
     def loaded(self, *_: Any) -> None:
         """Ignore."""
 

@@ -24,7 +24,7 @@ PLAIN = {
     "COLUMNS": "100",
     "NO_COLOR": "1",
 }
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)

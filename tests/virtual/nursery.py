@@ -1,7 +1,7 @@
 """A process that imports torch once and forks a child for each script that it is given.
 
-It reads lines of JSON with `code` and `env` on stdin, and answers each with a line of `output`, what
-the child printed, and `status`, how it ended.
+It reads lines of JSON with `code` and `env` on stdin, and answers each with a line of `output`,
+what the child printed, and `status`, how it ended.
 """
 
 from __future__ import annotations

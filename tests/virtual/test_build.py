@@ -140,26 +140,63 @@ def test_a_size_below_the_context_is_a_wrong_question():
         prepare(CARD, total_bytes=100 << 20)
 
 
+def test_a_size_above_a_tebibyte_is_a_wrong_question():
+    with pytest.raises(UsageError, match="1 TiB"):
+        prepare(CARD, total_bytes=2 << 40)
+
+
 @pytest.mark.parametrize("devices", [0, 17])
 def test_a_wrong_number_of_devices_is_a_wrong_question(devices):
     with pytest.raises(UsageError, match="1 to 16"):
         prepare(CARD, total_bytes=CARD.total_bytes, devices=devices)
 
 
+def _stub(name, *arguments, enums=()):
+    return stubs.generate([name], stubs.Prototypes({name: list(arguments)}, enums=set(enums)))
+
+
 def test_a_stub_clears_the_scalars_it_was_to_fill_in():
-    text = stubs.generate(["cufftGetSize"], {"cufftGetSize": ["cufftHandle plan", "size_t *size"]})
+    text = _stub("cufftGetSize", "cufftHandle plan", "size_t *size")
     assert "if (a1) *(size_t *)a1 = 0;" in text
     assert 'note_unknown("cufftGetSize"' in text
 
 
+def test_a_stub_clears_an_enumeration_as_an_int():
+    text = _stub("cuAsk", "CUstream s", "CUcaptureStatus *status", enums=["CUcaptureStatus"])
+    assert "if (a1) *(int *)a1 = 0;" in text
+
+
 def test_a_stub_hands_out_a_token_for_a_handle():
-    text = stubs.generate(["cusparseCreate"], {"cusparseCreate": ["cusparseHandle_t* handle"]})
+    text = _stub("cusparseCreate", "cusparseHandle_t* handle")
     assert "*(void **)a0 = token();" in text
     assert "note_unknown" not in text
 
 
+def test_a_stub_never_writes_more_than_a_number_into_a_handle_that_is_one():
+    assert "*(int *)a0 = 0;" in _stub("cufftCreate", "cufftHandle *plan")
+
+
+def test_a_stub_leaves_what_is_constant():
+    assert "=" not in _stub("cublasSetThing", "const int *values").partition("API")[2]
+
+
 def test_a_stub_of_a_launch_never_writes_through_its_arguments():
     arguments = ["CUfunction f", "unsigned int gridDimX", "void** kernelParams", "int* extra"]
-    text = stubs.generate(["cuLaunchThing"], {"cuLaunchThing": arguments})
+    text = _stub("cuLaunchThing", *arguments)
     assert "= 0;" not in text
     assert "NULL" not in text
+
+
+def test_prototypes_are_read_from_headers(tmp_path):
+    header = tmp_path / "cuda.h"
+    header.write_text(
+        "/* CUresult cuOld(int); */\n"
+        "#define cuThing cuThing_v2\n"
+        "typedef enum CUmode_enum { CU_A = 0 } CUmode;\n"
+        "CUresult CUDAAPI cuThing(CUmode *mode, size_t bytes);\n"
+    )
+    found = stubs.prototypes(stubs.headers([tmp_path]))
+    assert found.arguments["cuThing_v2"] == ["CUmode *mode", "size_t bytes"]
+    assert found.whole == {"cuThing", "cuThing_v2"}
+    assert "CUmode" in found.enums
+    assert "cuOld" not in found.arguments

@@ -214,6 +214,21 @@ print(json.dumps([loss.item(), flag.item(), torch.randn(3, device="cuda").tolist
     assert on_card(script) == [0.0, False, [0.0, 0.0, 0.0]]
 
 
+def test_a_check_that_all_is_well_passes(on_card):
+    script = (
+        PRELUDE
+        + """
+loss = torch.randn(64, 64, device="cuda").mean()
+x = torch.randn(64, device="cuda")
+print(json.dumps([
+    torch.isfinite(loss).item(), torch.isfinite(x).all().item(), torch.allclose(x, x + 1),
+    torch.isnan(loss).item(), torch.isnan(x).any().item(), torch.isinf(x).any().item(),
+]))
+"""
+    )
+    assert on_card(script) == [True, True, True, False, False, False]
+
+
 def test_initialisation_that_waits_for_a_flag_ends(on_card):
     script = (
         PRELUDE

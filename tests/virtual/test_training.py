@@ -21,6 +21,24 @@ def test_a_linear_step_takes_weights_gradients_states_and_two_workspaces(on_card
     assert held <= allocated <= held + weight + 4 * batch  # and the step's own temporaries
 
 
+def test_reserved_memory_is_what_a_real_hopper_card_showed(on_card):
+    # shreyansh26/MLSys-Experiments, model_memory_usage/profile_grad.pkl at 16debf2b: reserved
+    # 4,439,670,784 B, allocated 4,436,169,216 B; torch 2.14 allocates 1 MiB less for this.
+    allocated, reserved = on_card(
+        PRELUDE
+        + """
+model = nn.Linear(10_000, 50_000, device="cuda")
+for _ in range(3):
+    inputs = torch.randn(5_000, 10_000, device="cuda")
+    outputs = model(inputs)
+print(json.dumps(peaks()))
+""",
+        card="h100-80gb",
+    )
+    assert reserved == 4_439_670_784
+    assert 4_436_169_216 - allocated in (0, MIB)
+
+
 def test_a_transformer_step_runs_in_bf16(on_card):
     seen = on_card(
         TRANSFORMER + "step(4); step(4)\n"
@@ -81,9 +99,9 @@ def test_the_cublas_workspace_follows_the_generation(on_card, card, size):
 
 def test_the_same_step_gives_the_same_bytes_every_time(on_card):
     script = TRANSFORMER + "step(3); step(3); print(json.dumps(peaks()))"
-    assert len({tuple(on_card(script, card="h100-80gb")) for _ in range(4)}) == 1
+    assert len({tuple(on_card(script, card="h100-80gb")) for _ in range(3)}) == 1
     script = CONVOLUTIONS + "step(8); step(8); print(json.dumps(peaks()))"
-    assert len({tuple(on_card(script, card="a100-40gb")) for _ in range(4)}) == 1
+    assert len({tuple(on_card(script, card="a100-40gb")) for _ in range(3)}) == 1
 
 
 def test_cudnn_attention_gives_the_same_bytes_every_time(on_card):
@@ -97,7 +115,7 @@ def test_cudnn_attention_gives_the_same_bytes_every_time(on_card):
             attend(q, q, q, is_causal=True).sum().backward()
         print(json.dumps(torch.cuda.max_memory_allocated()))
     """
-    assert len({on_card(script, card="h100-80gb") for _ in range(4)}) == 1
+    assert len({on_card(script, card="h100-80gb") for _ in range(3)}) == 1
 
 
 def test_a_step_calls_nothing_whose_result_was_invented(on_card):

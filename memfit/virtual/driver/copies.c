@@ -24,6 +24,7 @@ int copy_bytes(void *to, const void *from, size_t bytes) {
     bool known = source == HOST || (bytes <= SMALL && values_known(from, bytes));
     if (target == HOST) {
         if (known) memmove(to, from, bytes);
+        else if (bytes == 1) *(bool *)to = values_affirmed();
         else memset(to, 0, bytes);
     } else if (known && bytes <= SMALL) {
         memmove(to, from, bytes);

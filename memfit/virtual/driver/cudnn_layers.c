@@ -97,7 +97,7 @@ API int cudnnGetFilterNdDescriptor(const Tensor *filter, int room, int *type, in
     return SUCCESS;
 }
 
-/* Plain batch normalisation keeps nothing beside its tensors. */
+/* Batch normalisation is taken to need nothing beside its tensors. */
 API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
     UNUSED void *handle, UNUSED int mode, UNUSED int operations, UNUSED void *x, UNUSED void *z, UNUSED void *y,
     UNUSED void *scale, UNUSED void *activation, size_t *bytes) {
@@ -125,6 +125,8 @@ API int cudnnDestroyDropoutDescriptor(void *dropout) { return release(dropout); 
 
 /* The random generators' states; an estimate of the usual size. */
 API int cudnnDropoutGetStatesSize(UNUSED void *handle, size_t *bytes) {
+    static int seen;
+    note_unknown("cudnnDropoutGetStatesSize", &seen);
     *bytes = MIB;
     return SUCCESS;
 }
@@ -197,6 +199,8 @@ API int cudnnGetRNNWeightSpaceSize(UNUSED void *handle, const Rnn *rnn, size_t *
 API int cudnnGetRNNTempSpaceSizes(UNUSED void *handle, const Rnn *rnn, int mode, const Sequence *x, size_t *workspace,
                                   size_t *reserve) {
     enum { TRAINING = 1 };
+    static int seen;
+    note_unknown("cudnnGetRNNTempSpaceSizes", &seen);
     size_t states = (size_t)x->steps * (size_t)x->batch * rnn->hidden * (size_t)rnn->directions;
     size_t bytes = states * element_bytes(rnn->type);
     if (workspace != NULL) *workspace = bytes * gates(rnn);

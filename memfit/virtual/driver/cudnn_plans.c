@@ -14,14 +14,14 @@
 
 typedef void *Descriptor;
 
-enum { TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
+enum { TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_INT32 = 23, TYPE_CHAR = 24 };
 enum { DEVICE_PROPERTIES = 38 };
 enum {
     HEURISTIC_GRAPH = 201, HEURISTIC_RESULTS = 202, HEURISTIC_DEVICE = 204,
     CONFIG_WORKSPACE = 303, CONFIG_SHARED = 304,
     PLAN_HANDLE = 400, PLAN_WORKSPACE = 402, PLAN_DEVICE = 407,
     GRAPH_HANDLE = 800, GRAPH_ENGINES = 802,
-    ENGINE_GRAPH = 1300, ENGINE_DEVICE = 1307,
+    ENGINE_GRAPH = 1300, ENGINE_INDEX = 1301, ENGINE_DEVICE = 1307,
     PROPERTIES_JSON = 2702,
 };
 enum { CUDNN_INTERNAL_ERROR = 4000, FIRST_WITH_DEVICES = 90800 };
@@ -124,9 +124,13 @@ API int cudnnBackendFinalize(Descriptor descriptor) { return asks_real() ? real.
 /* Without the real library: one engine, one configuration, no workspace, everything else absent. */
 static int invent(int attribute, int type, int64_t room, int64_t *count, void *values) {
     bool one = attribute == HEURISTIC_RESULTS || attribute == PLAN_WORKSPACE || attribute == CONFIG_WORKSPACE ||
-               attribute == CONFIG_SHARED || attribute == GRAPH_ENGINES;
+               attribute == CONFIG_SHARED || attribute == GRAPH_ENGINES || attribute == ENGINE_INDEX;
+    int number = attribute == GRAPH_ENGINES;
     if (count != NULL) *count = one ? 1 : 0;
-    if (one && type == TYPE_INT64 && room > 0 && values != NULL) *(int64_t *)values = attribute == GRAPH_ENGINES;
+    if (one && room > 0 && values != NULL) {
+        if (type == TYPE_INT64) *(int64_t *)values = number;
+        if (type == TYPE_INT32) *(int32_t *)values = number;
+    }
     return SUCCESS;
 }
 

@@ -2,7 +2,9 @@
  *
  * Each device has a stretch of address space with no storage behind it. Blocks in it are kept in an array sorted
  * by address: a pointer is found by bisection, and a new block goes into the lowest gap that holds it, so that
- * addresses ascend as on a card. The caching allocator breaks ties by address, so the order matters. */
+ * addresses ascend as on a card. The caching allocator breaks ties by address, so the order matters.
+ * Each allocation is charged in whole pages, which is what PyTorch asks for; a card would put several smaller ones
+ * into one page. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

@@ -9,6 +9,7 @@
 
 typedef struct {
     int ranks, rank, device;
+    bool split; /* made of another one: NCCL would ask all ranks for its size, so `ranks` is only the most it can be */
 } Communicator;
 
 typedef struct {
@@ -26,7 +27,7 @@ static int open_communicator(Communicator **out, int ranks, int rank) {
     if (ranks < 1 || rank < 0 || rank >= ranks) return NCCL_INVALID_ARGUMENT;
     *out = malloc(sizeof **out);
     if (*out == NULL) return NCCL_SYSTEM_ERROR;
-    **out = (Communicator){ranks, rank, current_device()};
+    **out = (Communicator){ranks, rank, current_device(), false};
     return SUCCESS;
 }
 
@@ -64,10 +65,12 @@ API int ncclCommInitAll(Communicator **out, int ranks, const int *device_list) {
     return SUCCESS;
 }
 
-/* All ranks are alike, so all pass the same colour: the new communicator is as large as the old. */
 API int ncclCommSplit(Communicator *parent, int color, UNUSED int key, Communicator **out, UNUSED void *config) {
     *out = NULL;
-    return color < 0 ? SUCCESS : open_communicator(out, parent->ranks, parent->rank);
+    if (color < 0) return SUCCESS;
+    int status = open_communicator(out, parent->ranks, parent->rank);
+    if (status == SUCCESS) (*out)->split = true;
+    return status;
 }
 
 API int ncclCommDestroy(Communicator *communicator) {
@@ -132,33 +135,41 @@ API int ncclBcast(UNUSED void *data, UNUSED size_t count, UNUSED int type, UNUSE
     return SUCCESS;
 }
 
-/* Each of n equal ranks contributes the same part. */
-static int repeat(void *to, const void *from, size_t bytes, int ranks) {
-    int status = SUCCESS;
+/* Each of n equal ranks contributes the same part. Where n is only an upper bound, no more is written than surely
+ * belongs to the buffer: PyTorch rounds tensors up to 512 bytes. */
+static int repeat(void *to, const void *from, size_t bytes, const Communicator *communicator) {
+    enum { SURELY_THERE = 512 };
+    int ranks = communicator->ranks, status = SUCCESS;
+    if (communicator->split && bytes * (size_t)ranks > SURELY_THERE) ranks = 1;
     for (int rank = 0; rank < ranks && status == SUCCESS; rank++)
         status = copy((char *)to + (size_t)rank * bytes, from, bytes);
     return status;
 }
 
+/* Where this rank's part begins in what it sends to all. */
+static const char *own_part(const void *from, size_t bytes, const Communicator *communicator) {
+    return (const char *)from + (communicator->split ? 0 : (size_t)communicator->rank * bytes);
+}
+
 API int ncclAllGather(const void *from, void *to, size_t count, int type, Communicator *communicator,
                       UNUSED void *stream) {
-    return repeat(to, from, count * element_bytes(type), communicator->ranks);
+    return repeat(to, from, count * element_bytes(type), communicator);
 }
 
 API int ncclGather(const void *from, void *to, size_t count, int type, int root, Communicator *communicator,
                    UNUSED void *stream) {
-    return root == communicator->rank ? repeat(to, from, count * element_bytes(type), communicator->ranks) : SUCCESS;
+    return root == communicator->rank ? repeat(to, from, count * element_bytes(type), communicator) : SUCCESS;
 }
 
 API int ncclReduceScatter(const void *from, void *to, size_t count, int type, UNUSED int operation,
                           Communicator *communicator, UNUSED void *stream) {
     size_t bytes = count * element_bytes(type);
-    return copy(to, (const char *)from + (size_t)communicator->rank * bytes, bytes);
+    return copy(to, own_part(from, bytes, communicator), bytes);
 }
 
 /* This rank's part of what every equal rank sends. */
 API int ncclAlltoAll(const void *from, void *to, size_t count, int type, Communicator *communicator,
                      UNUSED void *stream) {
     size_t bytes = count * element_bytes(type);
-    return repeat(to, (const char *)from + (size_t)communicator->rank * bytes, bytes, communicator->ranks);
+    return repeat(to, own_part(from, bytes, communicator), bytes, communicator);
 }

@@ -8,6 +8,9 @@
  *   - a read of a part of what was written yields it, unless it starts where a new tensor may have been placed and
  *     kernels have run since: then it is taken for their result, which is unknown.
  *
+ * An unknown flag is false too, but for one that a kernel computes by asking whether something holds for all elements:
+ * a check such as isfinite().all() passes.
+ *
  * The record is a table over granules of memory, the unit in which PyTorch places tensors. */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -27,7 +30,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Record records[SLOTS];
 static _Atomic unsigned long kernels_run;
 
-void values_kernel_ran(void) { atomic_fetch_add_explicit(&kernels_run, 1, memory_order_relaxed); }
+static __thread bool affirmed;
+
+void values_kernel_ran(bool affirms) {
+    affirmed = affirms;
+    atomic_fetch_add_explicit(&kernels_run, 1, memory_order_relaxed);
+}
+
+bool values_affirmed(void) { return affirmed; }
 
 static Record *slot(uintptr_t granule) { return &records[granule % SLOTS]; }
 

@@ -100,7 +100,10 @@ bool host_is_pinned(const void *address);
 void values_write(const void *address, size_t bytes);
 void values_forget(const void *address, size_t bytes);
 bool values_known(const void *address, size_t bytes);
-void values_kernel_ran(void);
+/* Notes a launch on this thread, and whether its kernel tells that something holds for all elements. */
+void values_kernel_ran(bool affirms);
+/* What an unknown flag reads as: whether the thread's last kernel affirms. */
+bool values_affirmed(void);
 
 int copy_bytes(void *to, const void *from, size_t bytes);
 int fill_bytes(void *to, int value, size_t bytes);
