@@ -8,6 +8,7 @@ from it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -37,6 +38,7 @@ class ProbeFolder:
         """
         self.path = path
         self.force = force
+        self._folder: int | None = None
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is a file", hint="name a folder with --out")
         if not force:
@@ -47,10 +49,26 @@ class ProbeFolder:
             probe = path / ".memfit-write-test"
             probe.write_bytes(b"")
             probe.unlink()
+            self._lock()
+        except BlockingIOError:
+            raise UsageError(
+                f"another probe is writing into {path}",
+                hint="wait for it, or use --out for another folder",
+            ) from None
         except OSError as error:
             raise UsageError(
                 f"cannot write in {path}: {error.strerror}", hint="name another folder with --out"
             ) from None
+
+    def _lock(self) -> None:
+        """Keep other probes out of the folder until this process ends, however it ends."""
+        self._folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._folder)
+            self._folder = None
+            raise
 
     def _refuse_to_overwrite(self) -> None:
         if not self.path.is_dir():
@@ -96,8 +114,11 @@ class ProbeFolder:
         """Drop the unfinished state of a probe that has ended without a size to save."""
         (self.path / PROGRESS).unlink(missing_ok=True)
 
-    def leave_if_empty(self) -> None:
-        """Remove the folder again when this probe made it and left nothing in it."""
+    def close(self) -> None:
+        """Let other probes in, and remove the folder when this one made it and left nothing."""
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
         if self._made and not any(self.path.iterdir()):
             self.path.rmdir()
 
@@ -116,13 +137,14 @@ def write_whole(path: Path, data: bytes) -> None:
             os.fsync(stream.fileno())
         partial.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise CannotJudge(
             f"cannot write {path} ({len(data)} bytes): {error.strerror}; "
             f"{_free_words(path.parent)}",
             hint="make room or name another folder with --out, and run the same command again",
         ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _free_words(folder: Path) -> str:

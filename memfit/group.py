@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memfit.batch import weights
-from memfit.errors import WorkloadError
+from memfit.errors import UsageError, WorkloadError
 from memfit.records import Precision
 
 if TYPE_CHECKING:
@@ -75,9 +75,17 @@ def run_group(
     Raises:
         WorkloadError: When a loss is no scalar tensor or has no graph, or the number of
             microbatches is not that of `counts`.
+        UsageError: When the precision is none, or `fp16` comes without its scaler.
     """
     import torch  # noqa: PLC0415
 
+    if precision not in list(Precision):
+        raise UsageError(f"{precision!r} is no precision", hint=f"use {', '.join(Precision)}")
+    if precision == Precision.FP16 and scaler is None:
+        raise UsageError(
+            "fp16 without a scaler loses small gradients",
+            hint='pass scaler=torch.amp.GradScaler("cuda"), one for the whole training',
+        )
     notify = on_phase or _ignore
     factors = weights(
         counts,

@@ -40,12 +40,25 @@ class Workload:
 
     _device: ClassVar[torch.device | None] = None
 
+    def __init__(self, **parameters: Any) -> None:
+        """Set parameters by name, as a training script does; the others keep their defaults."""
+        for name, value in parameters.items():
+            if not hasattr(type(self), name) and name not in _annotations(type(self)):
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}")
+            setattr(self, name, value)
+
     @property
     def device(self) -> torch.device:
         """The trial's device, for batches that are made where they are used."""
         import torch  # noqa: PLC0415
 
         return self._device or torch.device("cpu")
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        import torch  # noqa: PLC0415
+
+        self.__dict__["_device"] = torch.device(device)
 
     def model(self) -> torch.nn.Module:
         """Build the model; called with the trial's device as the default device."""
@@ -146,6 +159,7 @@ def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
     """
     location, name = split_target(target)
     path = Path(location) if location.endswith(".py") else None
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else None
     module = _import_file(path) if path else _import_module(location)
     found = _find(module, name, target)
     values = _resolve(found, parameters)
@@ -163,7 +177,7 @@ def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
             description=(inspect.getdoc(found) or "").strip().partition("\n\n")[0],
             target=target,
             path=str(path) if path else None,
-            sha256=hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
+            sha256=digest,
             parameters={key: _storable(value) for key, value in values.items()},
         ),
     )
@@ -294,6 +308,17 @@ def _from_functions(module: ModuleType) -> type[Workload]:
     )
 
 
+def _annotations(found: type[Workload]) -> dict[str, Any]:
+    """Parameters of a workload class: its annotated fields and those of its bases."""
+    return {
+        key: hint
+        for base in reversed(found.__mro__)
+        if base is not Workload
+        for key, hint in inspect.get_annotations(base, eval_str=True).items()
+        if not key.startswith("_") and not _is_class_variable(hint)
+    }
+
+
 def _is_class_variable(hint: Any) -> bool:
     return hint is ClassVar or typing.get_origin(hint) is ClassVar
 
@@ -301,13 +326,7 @@ def _is_class_variable(hint: Any) -> bool:
 def _resolve(found: type[Workload], given: Mapping[str, Parameter]) -> dict[str, Any]:
     """Values of all parameters: the class's defaults, changed by what was given."""
     with user_code(f"the annotations of {found.__name__} cannot be read"):
-        hints = {
-            key: hint
-            for base in reversed(found.__mro__)
-            if base is not Workload
-            for key, hint in inspect.get_annotations(base, eval_str=True).items()
-            if not key.startswith("_") and not _is_class_variable(hint)
-        }
+        hints = _annotations(found)
     values: dict[str, Any] = {}
     for key, text in given.items():
         if key not in hints:

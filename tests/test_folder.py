@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,10 +69,21 @@ def test_what_is_in_a_folder_is_replaced_only_by_force(tmp_path: Path, name: str
 
 
 def test_force_starts_again_where_a_probe_is_unfinished(tmp_path: Path) -> None:
-    ProbeFolder(tmp_path, force=False).save_progress(progress())
+    with closing(ProbeFolder(tmp_path, force=False)) as folder:
+        folder.save_progress(progress())
 
-    assert ProbeFolder(tmp_path, force=False).unfinished() == progress()
-    assert ProbeFolder(tmp_path, force=True).unfinished() is None
+    with closing(ProbeFolder(tmp_path, force=False)) as folder:
+        assert folder.unfinished() == progress()
+    with closing(ProbeFolder(tmp_path, force=True)) as folder:
+        assert folder.unfinished() is None
+
+
+def test_a_folder_takes_one_probe_at_a_time(tmp_path: Path) -> None:
+    with (
+        closing(ProbeFolder(tmp_path, force=False)),
+        pytest.raises(UsageError, match="another probe is writing"),
+    ):
+        ProbeFolder(tmp_path, force=True)
 
 
 def test_the_answer_ends_the_unfinished_state(tmp_path: Path) -> None:
@@ -83,19 +95,19 @@ def test_the_answer_ends_the_unfinished_state(tmp_path: Path) -> None:
 
 
 def test_a_folder_made_in_vain_is_removed_again(tmp_path: Path) -> None:
-    ProbeFolder(tmp_path / "new", force=False).leave_if_empty()
+    ProbeFolder(tmp_path / "new", force=False).close()
     assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
-    ProbeFolder(tmp_path, force=False).leave_if_empty()
+    ProbeFolder(tmp_path, force=False).close()
     assert tmp_path.exists()
 
 
 def test_a_folder_with_trials_stays(tmp_path: Path) -> None:
     folder = ProbeFolder(tmp_path / "new", force=False)
     folder.save_progress(progress())
-    folder.leave_if_empty()
+    folder.close()
 
     assert names(tmp_path / "new") == {PROGRESS}
 

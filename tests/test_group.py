@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memfit.batch import weights
-from memfit.errors import WorkloadError
+from memfit.errors import UsageError, WorkloadError
 from memfit.group import run_group, to_device
 
 
@@ -286,3 +286,17 @@ def test_every_tensor_of_a_nest_is_moved():
     assert moved["fields"].x.is_meta
     assert moved["fields"].label == "a"
     assert moved["ordered"]["x"].is_meta
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp64"])
+def test_a_precision_that_would_train_something_else_is_refused(precision):
+    model = linear()
+    with pytest.raises(UsageError):
+        run_group(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            [examples(4)],
+            loss=mean_square,
+            counts=[4],
+            precision=precision,
+        )

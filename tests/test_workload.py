@@ -375,3 +375,17 @@ def test_a_workload_may_be_in_the_folder_of_its_helpers(write: Write) -> None:
 def test_a_file_named_like_an_installed_module_is_still_the_users_own(write: Write) -> None:
     assert load(write(FUNCTIONS, "json.py"), {}).make().batch(2) == 2
     assert "dumps" in vars(sys.modules["json"])
+
+
+def test_a_training_script_makes_a_workload_with_parameters() -> None:
+    class Sized(Workload):
+        width: int = 8
+        depth: int
+
+    made = Sized(width=16, depth=2)
+    made.device = "meta"
+
+    assert (made.width, made.depth, made.device.type) == (16, 2, "meta")
+    assert Sized().device.type == "cpu"
+    with pytest.raises(TypeError, match="Sized has no parameter 'hight'"):
+        Sized(hight=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -14,14 +15,22 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from memfit.errors import InternalError, Interrupted, MemfitError
+from memfit.errors import CannotJudge, InternalError, Interrupted, MemfitError
 
 P = ParamSpec("P")
 
 
+class _Answers(Console):
+    """A console whose reader may go away; rich would end the program with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave the decision to the verb."""
+        raise BrokenPipeError
+
+
 def stdout() -> Console:
     """Return the console for answers."""
-    return Console(highlight=False)
+    return _Answers(highlight=False)
 
 
 def stderr() -> Console:
@@ -45,10 +54,16 @@ def verb(body: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(Interrupted.exit_code) from None
         except BrokenPipeError:
             # The reader of stdout has gone; nothing is left to say to it.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _silence_stdout()
             raise typer.Exit(0) from None
         except typer.Exit:
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            _silence_stdout()
+            _show(CannotJudge(f"cannot write the answer to stdout: {error.strerror}"))
+            raise typer.Exit(CannotJudge.exit_code) from None
         except Exception as error:  # noqa: BLE001 - the last line between a bug and its user
             _show(
                 InternalError(
@@ -62,6 +77,11 @@ def verb(body: Callable[P, None]) -> Callable[P, None]:
             signal.signal(signal.SIGTERM, previous)
 
     return run
+
+
+def _silence_stdout() -> None:
+    """Let what Python still has to flush at its end go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(_number: int, _frame: object) -> None:

@@ -30,10 +30,16 @@ def probe(
     device: Annotated[
         str,
         typer.Option(
-            help="auto, cuda, cpu, or the name of a card to imitate (see `memfit gpus`). auto is "
-            "this machine's GPU, else a virtual GPU, else the CPU."
+            help="auto, cuda, cpu, or a card to imitate: its name (see `memfit gpus`) or a card "
+            "file. auto is this machine's GPU, else a virtual GPU, else the CPU."
         ),
     ] = "auto",
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Give a virtual GPU this much memory, more or less than its card."
+        ),
+    ] = None,
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Use at most this much, such as 20GiB.")
     ] = None,
@@ -64,7 +70,9 @@ def probe(
     max_trials: Annotated[int, typer.Option(help="Run at most this many trials.")] = 40,
     time_budget: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Begin no trial after this once there is an answer."),
+        typer.Option(
+            metavar="SECONDS", help="Stop the search after this, once there is an answer."
+        ),
     ] = None,
     trial_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="End a trial that takes longer.")
@@ -73,6 +81,14 @@ def probe(
         int,
         typer.Option(min=0, max=2**63 - 1, help="Seed of torch's generators in every trial."),
     ] = 0,
+    data_dependent: Annotated[
+        str,
+        typer.Option(
+            metavar="worst|none|SHARE",
+            help="On a virtual GPU, how much of a mask with unknown values counts: all, none, or a "
+            "share such as 0.3.",
+        ),
+    ] = "worst",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the result; by default reports/<workload>-<device>."),
@@ -98,6 +114,7 @@ def probe(
         target=target,
         parameters=_parse_settings(settings or []),
         device=device,
+        memory=memory,
         memory_limit=memory_limit,
         headroom=headroom,
         logical_batch=logical_batch,
@@ -111,6 +128,7 @@ def probe(
         time_budget_s=time_budget,
         trial_timeout_s=trial_timeout,
         seed=seed,
+        data_dependent=data_dependent,
         out=out,
         force=force,
         command=shlex.join(["memfit", *sys.argv[1:]]),
@@ -124,8 +142,10 @@ def probe(
         raise
     finally:
         teller.close()
-    _print(result, as_json=as_json)
-    _write_pages(result, folder)
+    try:
+        _write_pages(result, folder)
+    finally:  # a disk that is full is no reason to keep the answer back
+        _print(result, as_json=as_json)
     if not quiet:
         stderr().print(f"wrote {folder.path / 'report.html'}", soft_wrap=True)
 

@@ -38,7 +38,7 @@ _WIDE = 110
 def run(
     program: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- PROGRAM [WORDS]...", help="What to run, as in a shell."),
+        typer.Argument(metavar="PROGRAM", help="What to run, as in a shell."),
     ] = None,
     device: Annotated[
         str, typer.Option(help="The card to imitate, such as h100-80gb (see `memfit gpus`).")

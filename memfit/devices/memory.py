@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from memfit.devices.nvml import Nvml
+from memfit.errors import WorkloadError
 from memfit.records import DeviceKind, DeviceSpec
 
 if TYPE_CHECKING:
@@ -74,7 +75,13 @@ class CudaMemory:
         if virtual:
             from memfit.virtual import control  # noqa: PLC0415
 
-            control.set_total_bytes(spec.limit_bytes)
+            try:
+                control.set_total_bytes(spec.limit_bytes)
+            except ValueError as error:
+                raise WorkloadError(
+                    f"CUDA was in use before the trial began: {error}",
+                    hint="do not use CUDA at the top of the module; make the model in model()",
+                ) from None
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._cuda = torch.cuda
         self._uuid = str(torch.cuda.get_device_properties(self.device).uuid)

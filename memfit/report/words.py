@@ -384,7 +384,10 @@ def trial_line(trial: TrialResult) -> str:
         ended = where(trial.evidence)
         told = verdict(trial.verdict) + (f" ({ended})" if ended else "")
         if trial.verdict.limits_size:
-            told += f": {size(trial.demand_bytes)} needed of {limit}"
+            need = trial.demand_bytes
+            fits = need is not None and need <= spec.device.limit_bytes
+            apart = "fragmented, " if fits and trial.verdict is Verdict.OOM else ""
+            told += f": {apart}{size(need)} needed of {limit}"
     return f"trial {spec.index}: {sizes:<20}  {told}  {format_seconds(trial.wall_s)}"
 
 

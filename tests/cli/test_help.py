@@ -24,6 +24,7 @@ OPTIONS = {
         "target",
         "--set",
         "--device",
+        "--memory",
         "--memory-limit",
         "--headroom",
         "--logical-batch/-B",
@@ -44,7 +45,7 @@ OPTIONS = {
         "--quiet/-q",
     },
     "report": {"result", "--out", "--force"},
-    "gpus": {"--json"},
+    "gpus": {"card", "--from-this-machine", "--out", "--force", "--json"},
     "doctor": set(),
 }
 

@@ -38,6 +38,7 @@ class _Driver:
         if self.virtual:
             self._process.memfit_vgpu_used.restype = ctypes.c_size_t
             self._process.memfit_vgpu_unknown_calls.restype = ctypes.c_size_t
+            self._process.memfit_vgpu_unknown_reads.restype = ctypes.c_size_t
 
     def used(self, device: int) -> tuple[int, int, bool]:
         """Bytes in use on a device now and at most, and whether any were ever allocated."""
@@ -57,6 +58,10 @@ class _Driver:
         self._process.memfit_vgpu_unknown_names(text, ctypes.c_size_t(len(text)))
         calls = int(self._process.memfit_vgpu_unknown_calls())
         return calls, text.value.decode().split()
+
+    def unknown_reads(self) -> int:
+        """Reads, by the program, of what only a kernel could have written."""
+        return int(self._process.memfit_vgpu_unknown_reads()) if self.virtual else 0
 
 
 class _Watch:
@@ -308,6 +313,7 @@ class _Watch:
             "out_of_memory_count": self._error_count,
             "invented_calls": calls,
             "invented": names,
+            "unknown_reads": self._driver.unknown_reads(),
             "ending": self._ending,
             "exit_status": self._exit_status,
             "exception": self._exception,
@@ -339,4 +345,10 @@ def watch(torch: Any, folder: str) -> None:
     """Observe this process, in which torch was just imported."""
     if getattr(torch._C, "_cuda_getDeviceCount", None) is None:  # noqa: SLF001
         return  # built without CUDA
+    built_for = os.environ.get("MEMFIT_RUN_TORCH", "")
+    if built_for and built_for != str(torch.__version__):
+        sys.stderr.write(
+            f"memfit: process {os.getpid()} imports torch {torch.__version__}, and the virtual GPU "
+            f"was built for memfit's own torch {built_for}: install memfit beside the former\n"
+        )
     _Watch(torch, folder).install()
