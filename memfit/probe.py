@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -20,11 +20,10 @@ from memfit.errors import (
     MemfitError,
     NothingFits,
     UsageError,
-    WorkloadError,
 )
+from memfit.explain import limits_of, nothing_fits, workload_error
 from memfit.folder import ProbeFolder
 from memfit.records import (
-    Composition,
     DeviceKind,
     DeviceSpec,
     Environment,
@@ -51,7 +50,7 @@ from memfit.search import (
 )
 from memfit.trial.protocol import Mark, Ready
 from memfit.trial.runner import TrialRunner
-from memfit.units import TIB, format_bytes
+from memfit.units import TIB
 from memfit.workload import split_target
 
 _HOW_LONG = ("max_trials", "time_budget_s", "trial_timeout_s")
@@ -69,6 +68,8 @@ class ProbeRequest:
     target: str
     parameters: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
+    memory: str | None = None
+    """Total memory of a virtual GPU, in the place of its card's."""
     memory_limit: str | None = None
     headroom: str = "2%"
     logical_batch: int | None = None
@@ -82,6 +83,7 @@ class ProbeRequest:
     time_budget_s: float | None = None
     trial_timeout_s: float | None = 1800.0
     seed: int = 0
+    data_dependent: str = "worst"
     out: Path | None = None
     force: bool = False
     command: str = ""
@@ -171,11 +173,12 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
             ) from None
         finally:
             if folder is not None:
-                folder.leave_if_empty()
+                folder.close()
 
 
 def _check(request: ProbeRequest) -> None:
     split_target(request.target)
+    share_of(request.data_dependent)
     for name, value, least in (
         ("--group-microbatches", request.group_microbatches, 2),
         ("--max-trials", request.max_trials, 1),
@@ -191,8 +194,28 @@ def _check(request: ProbeRequest) -> None:
             raise UsageError(f"{name} is {amount}; it must be above zero")
 
 
+def share_of(words: str) -> float:
+    """Read what `--data-dependent` says: `worst`, `none` or a share between 0 and 1."""
+    if words in ("worst", "none"):
+        return float(words == "worst")
+    try:
+        share = float(words)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise UsageError(
+            f"--data-dependent is {words}; it is worst, none, or a share between 0 and 1"
+        )
+    return share
+
+
 def _describe(request: ProbeRequest, choice: Choice) -> DeviceSpec:
-    return describe(choice, memory_limit=request.memory_limit, headroom=request.headroom)
+    return describe(
+        choice,
+        memory_limit=request.memory_limit,
+        headroom=request.headroom,
+        memory=request.memory,
+    )
 
 
 def _describe_real(request: ProbeRequest, choice: Choice, runner: TrialRunner) -> DeviceSpec:
@@ -208,6 +231,7 @@ def _describe_real(request: ProbeRequest, choice: Choice, runner: TrialRunner) -
         choice,
         memory_limit=request.memory_limit,
         headroom=request.headroom,
+        memory=request.memory,
         gpu=(gpu.name, gpu.total_bytes, gpu.compute_capability),
     )
 
@@ -263,6 +287,7 @@ class _Probe:
             time_budget_s=request.time_budget_s,
             trial_timeout_s=request.trial_timeout_s,
             seed=request.seed,
+            data_dependent=share_of(request.data_dependent),
         )
 
     def run(self, started: float) -> ProbeResult:
@@ -350,18 +375,20 @@ class _Probe:
             )
             return
         result = replace(result, spec=spec)
+        says_something = result.verdict is Verdict.FITS or result.verdict.limits_size
+        if says_something:
+            self._trials.append(result)
+            self._save()  # before it is told: what was seen to be finished is kept
         self._listener.finished(result)
-        if result.verdict is not Verdict.FITS and not result.verdict.limits_size:
-            raise _workload_error(result, self._request.target, kept=self._kept_words())
-        self._trials.append(result)
-        self._save()
+        if not says_something:
+            raise workload_error(result, self._request.target, kept=self._kept_words())
 
     def _kept_words(self) -> str | None:
         if not self._trials:
             return None
         return (
             f"{len(self._trials)} finished trials are kept in {self._folder.path}: "
-            "the same command goes on from them, and --force starts again once the workload was changed"
+            "the same command goes on from them; once the workload was changed, use --force"
         )
 
     def _trial_spec(
@@ -384,6 +411,7 @@ class _Probe:
             clip_norm=self._spec.clip_norm,
             device=device or self._spec.device,
             seed=self._spec.seed,
+            data_dependent=self._spec.data_dependent,
             timeout_s=self._spec.trial_timeout_s,
             record_timeline=group_microbatches >= split.accumulation_steps,
         )
@@ -456,7 +484,7 @@ class _Probe:
             workload=self._workload,
             spec=self._spec,
             source=Source.VIRTUAL if device.kind is DeviceKind.VIRTUAL else Source.MEASURED,
-            limits=(*_limits(self._spec), *self._trial(certificate.trial).limits),
+            limits=(*limits_of(self._spec), *self._trial(certificate.trial).limits),
             split=self._sizes.split(certificate.microbatch),
             certificate=certificate,
             trials=tuple(
@@ -500,7 +528,7 @@ class _Probe:
             unlimited = self._runner.run(spec)
             if unlimited.verdict is Verdict.FITS:
                 shown, measured = unlimited, True
-        return _explain(device, decision.microbatch, trial, shown, whole=measured)
+        return nothing_fits(device, decision.microbatch, trial, shown, whole=measured)
 
 
 class UnsavedAnswer(CannotJudge):
@@ -521,111 +549,6 @@ def _asked_of(device: DeviceSpec) -> str:
 
 def _figures(environment: Environment) -> object:
     return (environment.torch, environment.cuda, environment.cudnn, environment.variables)
-
-
-def _workload_error(result: TrialResult, target: str, *, kept: str | None) -> WorkloadError:
-    """Turn a trial that failed into the user's own words."""
-    evidence = result.evidence
-    at = [(evidence.phase or "start").replace("_", " ")]
-    if evidence.group:
-        at.append(f"group {evidence.group}")
-    if evidence.microbatch_index:
-        at.append(f"microbatch {evidence.microbatch_index}")
-    parts = []
-    if evidence.traceback:
-        parts.append(evidence.traceback)
-    if evidence.output_tail:
-        parts.append("last lines of its output:\n" + "\n".join(evidence.output_tail))
-    advice = [evidence.hint]
-    if result.verdict is Verdict.TIMEOUT:
-        advice.append("raise --trial-timeout if the workload is only slow")
-    advice.append(kept)
-    hint = "; ".join(part for part in advice if part) or None
-    m = result.spec.split.microbatch
-    return WorkloadError(
-        f"{target} failed at microbatch {m} in {', '.join(at)}: {evidence.text}",
-        hint=hint,
-        details="\n\n".join(parts) or None,
-    )
-
-
-_REMEDIES = {
-    "parameters": "a smaller model, or one sharded over GPUs (FSDP), is needed",
-    "gradients": "freezing parameters (LoRA) or sharding over GPUs (FSDP) would help",
-    "optimizer state": "an optimizer with less state, or one sharded over GPUs, would help",
-    "activations and temporaries": "activation checkpointing, 16-bit precision or smaller "
-    "examples would help",
-}
-
-
-def _explain(
-    device: DeviceSpec, microbatch: int, trial: TrialResult, shown: TrialResult, *, whole: bool
-) -> NothingFits:
-    name = f"a virtual {device.name}" if device.kind is DeviceKind.VIRTUAL else device.name
-    limit = format_bytes(device.limit_bytes)
-    said = f"microbatch {microbatch} does not fit on {name}"
-    if whole and shown.peak_bytes is not None:
-        said += f": it needs {format_bytes(shown.peak_bytes)} of {limit}"
-    else:
-        said += f": {trial.evidence.text}"
-    details = None
-    hint = "a larger device is needed"
-    made = shown.composition
-    if made is not None:
-        details = _composition_words(made, device, whole=whole)
-        said += (
-            f"; {made.dominant} dominate"
-            if made.dominant[-1] == "s"
-            else (f"; {made.dominant} dominates")
-        )
-        hint = _REMEDIES.get(made.dominant, hint)
-    if microbatch == 1:
-        hint = f"accumulation cannot help, a microbatch is already one example; {hint}"
-    else:
-        hint = f"smaller microbatches are possible with another --logical-batch; {hint}"
-    return NothingFits(said, hint=hint, details=details)
-
-
-def _composition_words(made: Composition, device: DeviceSpec, *, whole: bool) -> str:
-    """A small table of what one microbatch needs."""
-    when = "at the peak" if whole else f"when it failed in {made.phase}"
-    rows: Sequence[tuple[str, int]] = [
-        ("process before the workload", made.baseline_bytes),
-        ("parameters", made.parameters_bytes),
-        ("buffers", made.buffers_bytes),
-        ("gradients", made.gradients_bytes),
-        ("optimizer state", made.optimizer_state_bytes),
-        ("activations and temporaries", made.activations_bytes),
-        ("CUDA context", device.context_bytes or 0),
-    ]
-    lines = [f"{name:<28} {format_bytes(size):>12}" for name, size in rows if size]
-    virtual_word = ", virtual" if device.kind is DeviceKind.VIRTUAL else ""
-    return "\n".join([f"needed {when} (in {made.phase}{virtual_word}):", *lines])
-
-
-def _limits(spec: ProbeSpec) -> tuple[str, ...]:
-    """What the figures leave out, one sentence each."""
-    said = []
-    if spec.device.kind is DeviceKind.VIRTUAL:
-        said += [
-            "The GPU is virtual: PyTorch, its allocator and its libraries ran, but kernels were "
-            "not executed, so what they compute is not there.",
-            "Memory that depends on values (boolean masks, nonzero, routing, early exits) is not "
-            "what it would be on a real card.",
-            "cuDNN's benchmark mode needs timings that do not exist here; its heuristics choose.",
-            f"The CUDA context is charged with {spec.device.context_source}.",
-        ]
-    if spec.device.kind is DeviceKind.CPU:
-        said.append(
-            "Peak resident memory of a process varies from run to run by some megabytes, and "
-            "includes the interpreter and its libraries."
-        )
-    if spec.replicas > 1:
-        said.append(
-            f"One replica of {spec.replicas} ran, with peers that answer at once: the buffers of "
-            "the wrapper are measured, those of the communication library are not."
-        )
-    return tuple(said)
 
 
 __all__ = ["ProbeListener", "ProbeRequest", "UnsavedAnswer", "run_probe"]

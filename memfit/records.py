@@ -149,6 +149,9 @@ class TrialSpec:
     seed: int = 0
     timeout_s: float | None = None
     record_timeline: bool = False
+    data_dependent: float = 1.0
+    """Share of the elements that is taken to count where a size depends on values that a virtual
+    GPU cannot know: 1 is the most memory, 0 the least."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -385,6 +388,8 @@ class ProbeSpec:
     """Time after which no trial is begun once there is an answer; None for as long as it takes."""
     trial_timeout_s: float | None = None
     seed: int = 0
+    data_dependent: float = 1.0
+    """As in `TrialSpec`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -611,6 +616,7 @@ class RunProcess:
     optimizers: int
     """Optimizers that stepped."""
     optimizer_steps: int
+    """Those that were seen; one that torch.compile has compiled is not."""
     out_of_memory: tuple[RunError, ...]
     """The first hundred."""
     out_of_memory_count: int
@@ -618,6 +624,8 @@ class RunProcess:
     """Calls to functions whose results the stand-in driver had to invent."""
     invented: tuple[str, ...]
     """Those functions."""
+    unknown_reads: int
+    """Reads of device memory that only a kernel could have written; they were answered with 0."""
     ending: Literal["exit", "exception", "signal"] | None
     """`exception` is one that nobody caught. None when it left no word: it was killed or crashed,
     and the figures are the last that it wrote."""

@@ -24,9 +24,10 @@ KNOW_TORCH = {
     "memfit.trial.timeline",
     "memfit.trial.worker",
     "memfit.verify",
+    "memfit.virtual.values",
     "memfit.workload",
 }
-TORCH_AT_ONCE = {"memfit.trial.replicas"}
+TORCH_AT_ONCE = {"memfit.trial.replicas", "memfit.virtual.values"}
 """Made of torch's own classes; only the worker imports it, inside a function."""
 HEAVY = {"torch", "pandas", "matplotlib", "jinja2", "numpy"}
 

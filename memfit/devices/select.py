@@ -14,7 +14,7 @@ from memfit import virtual
 from memfit.devices.nvml import Nvml
 from memfit.errors import CannotJudge, UsageError
 from memfit.records import DeviceKind, DeviceSpec
-from memfit.units import format_bytes, parse_bytes, parse_share
+from memfit.units import TIB, format_bytes, parse_bytes, parse_share
 
 DEFAULT_HEADROOM = "2%"
 """Kept free unless the user says otherwise: runs drift, and contexts grow as kernels load."""
@@ -33,23 +33,23 @@ class Choice:
 
 
 def choose(word: str) -> Choice:
-    """Find the device that `auto`, `cuda`, `cpu` or the name of a card means.
+    """Find the device that `auto`, `cuda`, `cpu`, the name of a card or a card file means.
 
     Raises:
         UsageError: When it is no device and no card.
         CannotJudge: When it is named but this machine does not have it.
     """
-    word = word.strip().lower()
-    if word == "cpu":
+    plain = word.strip().lower()
+    if plain == "cpu":
         return Choice(kind=DeviceKind.CPU, slug="cpu")
-    if word == "cuda":
+    if plain == "cuda":
         if not Nvml().gpus():
             raise CannotJudge(
                 "there is no CUDA device here: NVML finds no GPU",
                 hint="name a card to imitate, such as --device rtx-4090, or use --device cpu",
             )
         return Choice(kind=DeviceKind.CUDA, slug="cuda")
-    if word != "auto":
+    if plain != "auto":
         card = virtual.find_card(word)
         reason = virtual.unavailable_reason()
         if reason is not None:
@@ -97,6 +97,7 @@ def describe(
     *,
     memory_limit: str | None,
     headroom: str = DEFAULT_HEADROOM,
+    memory: str | None = None,
     gpu: tuple[str, int, str] | None = None,
 ) -> DeviceSpec:
     """Describe the chosen device and the limit on its memory.
@@ -105,15 +106,20 @@ def describe(
         choice: The device.
         memory_limit: The most that may be used, such as `20GiB`; None for all of it.
         headroom: What is kept free of that, in bytes or percent.
+        memory: Total memory of a virtual GPU in the place of its card's, more or less than that.
         gpu: For a real GPU, what CUDA says: name, total bytes, compute capability.
 
     Raises:
-        UsageError: When the limit is above the device's memory, or leaves no room.
+        UsageError: When the limit is above the device's memory, or leaves no room, or when the
+            total of a device that is not virtual is to be set.
     """
     context, context_source, capability = None, None, None
     if choice.card is not None:
         card = choice.card
-        name, total, capability = card.name, card.total_bytes, card.compute_capability
+        name, total, capability = card.shown_name, card.total_bytes, card.compute_capability
+        if memory is not None:
+            total = _set_total(memory)
+            name = f"{name} with {format_bytes(total)} set by --memory"
         available = total
         context, context_source = virtual.context_charge(card)
     elif gpu is not None:
@@ -122,6 +128,11 @@ def describe(
     else:
         name, total = _host_name(), host_total_bytes()
         available = min(total, int(psutil.virtual_memory().available))
+    if memory is not None and choice.card is None:
+        raise UsageError(
+            f"--memory sets the size of a virtual GPU, and {name} is real",
+            hint="use --memory-limit to use less of it, or name a card with --device",
+        )
     asked = parse_bytes(memory_limit) if memory_limit is not None else None
     if asked is not None and asked > total:
         raise UsageError(
@@ -143,7 +154,9 @@ def describe(
             f"headroom) leaves nothing beside the CUDA context of {format_bytes(floor)}"
             if floor
             else f"a limit of {format_bytes(base)} is nothing",
-            hint="raise --memory-limit or lower --headroom",
+            hint="raise --memory-limit or lower --headroom"
+            if memory is None
+            else "raise --memory, or lower --headroom",
         )
     return DeviceSpec(
         kind=choice.kind,
@@ -157,6 +170,14 @@ def describe(
         context_source=context_source,
         compute_capability=capability,
     )
+
+
+def _set_total(memory: str) -> int:
+    """Read what `--memory` says, and refuse what no virtual GPU can have."""
+    total = parse_bytes(memory)
+    if total > TIB:
+        raise UsageError(f"--memory {memory} is more than a virtual GPU can have (1 TiB)")
+    return total
 
 
 def _host_name() -> str:

@@ -233,7 +233,7 @@ def _become_worker(loaded: LoadedWorkload, request: RunTrial) -> NoReturn:
     output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    worker.run(loaded, request.spec, folder)
+    worker.run(loaded, request.spec, folder, request.reads)
 
 
 def _die_with_parent() -> None:

@@ -28,6 +28,12 @@ from memfit.records import (
 MARKS = "marks"
 REPORT = "report.json"
 OUTPUT = "output"
+NEEDS_VALUES = "needs-values"
+SCRIPT = "reads.json"
+
+ReadPass = Literal["watch", "record", "play"]
+"""How a trial on a virtual GPU treats what the host reads of unknown values: leave at the first;
+work values out and record what is read; answer from the record."""
 
 
 class Load(msgspec.Struct, tag=True, kw_only=True):
@@ -44,6 +50,8 @@ class RunTrial(msgspec.Struct, tag=True, kw_only=True):
 
     spec: TrialSpec
     folder: str
+    reads: ReadPass | None = None
+    """None where values are real."""
 
 
 class DescribeGpu(msgspec.Struct, tag=True, kw_only=True):
@@ -123,6 +131,28 @@ class WorkerReport(msgspec.Struct, kw_only=True):
     failure: WorkerFailure | None
     limits: list[str] = msgspec.field(default_factory=list)
     """What the figures leave out, one sentence each."""
+
+
+class ReadPlace(msgspec.Struct, array_like=True):
+    """A place in the user's code at which an assumed value steers the program."""
+
+    where: str
+    times: int
+
+
+class ReadScript(msgspec.Struct, kw_only=True):
+    """What the host read from the device in a pass that worked values out."""
+
+    tape: bytes
+    """The driver's own record of every read and its answer."""
+    groups: list[int]
+    """Where in the tape each group begins."""
+    values: list[ReadPlace]
+    """Reads of values that were assumed."""
+    shapes: list[ReadPlace]
+    """Sizes that depended on values that were assumed."""
+    endless: bool
+    """Whether a loop waited in vain for a value."""
 
 
 class Mark(msgspec.Struct, array_like=True):
@@ -216,3 +246,27 @@ def read_report(folder: Path) -> WorkerReport | None:
     except FileNotFoundError:
         return None
     return msgspec.json.decode(data, type=WorkerReport)
+
+
+def write_needs_values(folder: Path, where: str) -> None:
+    """Leave word that a trial reads an unknown value, and where it does so first."""
+    (folder / NEEDS_VALUES).write_text(where)
+
+
+def needs_values(folder: Path) -> bool:
+    """Return whether a worker left because its trial reads unknown values."""
+    return (folder / NEEDS_VALUES).exists()
+
+
+def write_script(folder: Path, script: ReadScript) -> None:
+    """Leave what a trial read."""
+    (folder / SCRIPT).write_bytes(_encode(script))
+
+
+def read_script(folder: Path) -> ReadScript | None:
+    """Return what a trial read, or None when no pass got so far."""
+    try:
+        data = (folder / SCRIPT).read_bytes()
+    except FileNotFoundError:
+        return None
+    return msgspec.json.decode(data, type=ReadScript)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -29,13 +30,18 @@ from memfit.trial.protocol import (
     Gpu,
     Load,
     Mark,
+    ReadPass,
     Ready,
     RunTrial,
     Started,
+    needs_values,
     read_mark,
     read_output,
     read_report,
+    read_script,
+    write_script,
 )
+from memfit.units import TIB
 
 _WATCH_S = 0.01
 """How often the resident memory of a CPU trial is looked at."""
@@ -76,6 +82,8 @@ class TrialRunner:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         self._nursery: _Nursery | None = None
         self._forks = True
+        self._reads_values = False
+        """Whether a trial of this workload read values that kernels compute."""
 
     def __enter__(self) -> Self:
         """Enter a context that closes the runner."""
@@ -108,25 +116,17 @@ class TrialRunner:
 
     def run(self, spec: TrialSpec) -> TrialResult:
         """Run one trial to whatever end it comes to."""
-        folder = self._folder / f"trial-{spec.index}-{spec.purpose}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        nursery = self._nursery
-        if not self._forks:
-            self._stop(nursery)
-            nursery, _ = self._start(may_fork=False)
-        elif nursery is None:
-            nursery, _ = self._start(may_fork=True)
-        self._nursery = nursery
         started = time.monotonic()
-        try:
-            ending = self._watch(nursery, spec, folder, started)
-        except BaseException:
-            self.close()
-            raise
-        if not self._forks or ending.exit_code is None:
-            self._stop(nursery)
-            self._nursery = None
+        folder = self._new_folder(spec)
+        ending: Ending | None = None
+        if spec.device.kind is not DeviceKind.VIRTUAL:
+            ending = self._attempt(spec, folder, None, started)
+        elif not self._reads_values:
+            ending = self._attempt(spec, folder, "watch", started)
+            self._reads_values = needs_values(folder)
+        if self._reads_values:
+            ending = self._run_twice(spec, started)
+        assert ending is not None
         result = classify(
             spec,
             ending=ending,
@@ -137,6 +137,24 @@ class TrialRunner:
         shutil.rmtree(folder, ignore_errors=True)
         return result
 
+    def _run_twice(self, spec: TrialSpec, started: float) -> Ending:
+        """Work out what the trial reads from the device, then measure it with those answers.
+
+        The first pass has no limit on memory, for it is not the one that is measured.
+        """
+        folder = self._new_folder(spec)
+        unlimited = replace(
+            spec, record_timeline=False, device=replace(spec.device, limit_bytes=TIB)
+        )
+        ending = self._attempt(unlimited, folder, "record", started)
+        script = read_script(folder)
+        if ending.timed_out or (script is not None and script.endless):
+            return ending
+        folder = self._new_folder(spec)
+        if script is not None:
+            write_script(folder, script)
+        return self._attempt(spec, folder, "play", started)
+
     def close(self) -> None:
         """End every process and remove what they left."""
         self._stop(self._nursery)
@@ -144,6 +162,33 @@ class TrialRunner:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _new_folder(self, spec: TrialSpec) -> Path:
+        folder = self._folder / f"trial-{spec.index}-{spec.purpose}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return folder
+
+    def _attempt(
+        self, spec: TrialSpec, folder: Path, reads: ReadPass | None, started: float
+    ) -> Ending:
+        """Run one process of a trial to its end."""
+        nursery = self._nursery
+        if not self._forks:
+            self._stop(nursery)
+            nursery, _ = self._start(may_fork=False)
+        elif nursery is None:
+            nursery, _ = self._start(may_fork=True)
+        self._nursery = nursery
+        try:
+            ending = self._watch(nursery, spec, folder, reads, started)
+        except BaseException:
+            self.close()
+            raise
+        if not self._forks or ending.exit_code is None:
+            self._stop(nursery)
+            self._nursery = None
+        return ending
 
     def _start(self, *, may_fork: bool) -> tuple[_Nursery, Ready]:
         nursery = _Nursery(self._environment, self._folder / "import-output")
@@ -173,10 +218,17 @@ class TrialRunner:
             details=nursery.output(),
         )
 
-    def _watch(self, nursery: _Nursery, spec: TrialSpec, folder: Path, started: float) -> Ending:
+    def _watch(
+        self,
+        nursery: _Nursery,
+        spec: TrialSpec,
+        folder: Path,
+        reads: ReadPass | None,
+        started: float,
+    ) -> Ending:
         """Wait for a trial's end, or bring it about."""
         try:
-            nursery.channel.send(RunTrial(spec=spec, folder=str(folder)))
+            nursery.channel.send(RunTrial(spec=spec, folder=str(folder), reads=reads))
             answer = nursery.channel.receive(60)
         except (EOFError, OSError):
             return self._ended(nursery.kill(ends_by_itself=True), started)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from memfit.devices.memory import MemoryReader, Reading, open_reader
 from memfit.errors import MemfitError, WorkloadError
@@ -23,14 +21,17 @@ from memfit.records import (
     Timeline,
     TrialSpec,
 )
+from memfit.trial.phases import PhaseRecorder
 from memfit.trial.protocol import (
     MARKS,
     Mark,
+    ReadPass,
     WorkerFailure,
     WorkerReport,
     write_mark,
     write_report,
 )
+from memfit.trial.reads import TrialReads
 from memfit.trial.timeline import TimelineRecorder
 from memfit.workload import LoadedWorkload, Workload, user_traceback
 
@@ -49,14 +50,15 @@ class CheckFailed(WorkloadError):
         self.rule = rule
 
 
-def run(loaded: LoadedWorkload, spec: TrialSpec, folder: Path) -> NoReturn:
+def run(loaded: LoadedWorkload, spec: TrialSpec, folder: Path, reads: ReadPass | None) -> NoReturn:
     """Run one trial in this process, leave its report in `folder`, and end the process."""
-    trial = _Trial(loaded, spec, folder)
+    trial = _Trial(loaded, spec, folder, reads)
     failure: WorkerFailure | None = None
     try:
         trial.run()
     except BaseException as error:  # noqa: BLE001 - whatever ends a trial is its result
         failure = trial.describe(error)
+    trial.reads.finish()
     write_report(folder, trial.report(failure))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -64,93 +66,19 @@ def run(loaded: LoadedWorkload, spec: TrialSpec, folder: Path) -> NoReturn:
     os._exit(0)
 
 
-@dataclass(slots=True)
-class _PhaseTotals:
-    """Peaks of one phase, folded over microbatches and groups."""
-
-    allocated: int | None = None
-    reserved: int | None = None
-    used: int | None = None
-    outside: int | None = None
-    retries: int | None = None
-    seconds: float = 0.0
-
-    def fold(self, reading: Reading, retries_before: int | None, seconds: float) -> None:
-        self.allocated = _larger(self.allocated, reading.peak_allocated_bytes)
-        self.reserved = _larger(self.reserved, reading.peak_reserved_bytes)
-        self.used = _larger(self.used, reading.device_used_bytes)
-        self.outside = _larger(self.outside, reading.outside_allocator_bytes)
-        if reading.alloc_retries is not None:
-            self.retries = (self.retries or 0) + reading.alloc_retries - (retries_before or 0)
-        self.seconds += seconds
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return max(one, other)
-
-
-GroupsName = Literal["none", "first", "later"]
-PhaseName = Literal["build", "forward", "backward", "optimizer_step"]
-
-
-@dataclass(slots=True)
-class _Recorder:
-    """Reads memory at every boundary between phases."""
-
-    reader: MemoryReader
-    totals: dict[tuple[PhaseName, GroupsName], _PhaseTotals] = field(default_factory=dict)
-    groups: GroupsName = "none"
-    current: PhaseName | None = None
-    retries: int | None = None
-    started: float = 0.0
-
-    def begin(self, phase: PhaseName) -> Reading | None:
-        """Close the phase that runs and open the next one."""
-        reading = self.end()
-        self.current = phase
-        self.started = time.perf_counter()
-        return reading
-
-    def end(self) -> Reading | None:
-        """Close the phase that runs."""
-        if self.current is None:
-            return None
-        reading = self.reader.read(device_used=True)
-        totals = self.totals.setdefault((self.current, self.groups), _PhaseTotals())
-        totals.fold(reading, self.retries, time.perf_counter() - self.started)
-        self.retries = reading.alloc_retries
-        self.reader.reset_peaks()
-        self.current = None
-        return reading
-
-    def phases(self) -> tuple[PhaseMemory, ...]:
-        """Return what was recorded, in the order in which it was first seen."""
-        return tuple(
-            PhaseMemory(
-                phase=phase,
-                groups=groups,
-                peak_allocated_bytes=totals.allocated,
-                peak_reserved_bytes=totals.reserved,
-                device_used_bytes=totals.used,
-                outside_allocator_bytes=totals.outside,
-                alloc_retries=totals.retries,
-                seconds=totals.seconds,
-            )
-            for (phase, groups), totals in self.totals.items()
-        )
-
-
 class _Trial:
     """One trial as it runs."""
 
-    def __init__(self, loaded: LoadedWorkload, spec: TrialSpec, folder: Path) -> None:
+    def __init__(
+        self, loaded: LoadedWorkload, spec: TrialSpec, folder: Path, reads: ReadPass | None
+    ) -> None:
+        self.reads = TrialReads(reads, share=spec.data_dependent, folder=folder)
+        self._works_values_out = reads == "record"
         self._loaded = loaded
         self._spec = spec
         self._marks = os.open(folder / MARKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._mark = Mark(phase="imported", group=0, microbatch=0)
-        self._recorder: _Recorder | None = None
+        self._recorder: PhaseRecorder | None = None
         self._timeline: TimelineRecorder | None = None
         self._finished_timeline: Timeline | None = None
         self._model: Any = None
@@ -179,9 +107,16 @@ class _Trial:
         else:
             self._baseline = reader.read(device_used=True).device_used_bytes or 0
         self._write_mark("build")
-        recorder = self._recorder = _Recorder(reader)
+        self.reads.begin()
+        recorder = self._recorder = PhaseRecorder(reader)
         recorder.begin("build")
         with contextlib.ExitStack() as stack:
+            if self._works_values_out:
+                from memfit.virtual.values import ValueMode  # noqa: PLC0415 - imports torch
+
+                stack.enter_context(
+                    ValueMode(share=self._spec.data_dependent, note=self.reads.note)
+                )
             if self._spec.split.replicas > 1:
                 from memfit.trial.replicas import copies  # noqa: PLC0415 - imports torch
 
@@ -211,7 +146,7 @@ class _Trial:
         import torch  # noqa: PLC0415
 
         workload = self._loaded.make()
-        type(workload)._device = device  # noqa: SLF001 - the contract's own field
+        workload.device = device
         with torch.device(device):
             model = workload.model()
         if not isinstance(model, torch.nn.Module):
@@ -250,6 +185,7 @@ class _Trial:
     def _run_group(self, workload: Workload, scaler: Any) -> None:
         assert self._recorder is not None
         self._group += 1
+        self.reads.begin_group()
         if self._applied:
             self._recorder.groups = "later"
         if self._spec.record_timeline and self._group == self._spec.groups:
@@ -326,6 +262,7 @@ class _Trial:
 
     def _on_phase(self, phase: str, microbatch: int | None) -> None:
         assert self._recorder is not None
+        self.reads.begin_phase()
         if phase == "group_done":
             self._recorder.end()
         else:
@@ -516,7 +453,7 @@ class _Trial:
                 f"{control.unknown_calls()} calls went to functions whose results the stand-in "
                 f"driver had to invent: {shown}."
             )
-        return said
+        return [*said, *self.reads.limits()]
 
     def _device(self, phases: tuple[PhaseMemory, ...], last: Reading) -> DeviceMemory:
         def most(name: str) -> int | None:

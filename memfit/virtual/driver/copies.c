@@ -23,9 +23,8 @@ int copy_bytes(void *to, const void *from, size_t bytes) {
     if (target == BROKEN || source == BROKEN) return fail(INVALID_VALUE);
     bool known = source == HOST || (bytes <= SMALL && values_known(from, bytes));
     if (target == HOST) {
-        if (known) memmove(to, from, bytes);
-        else if (bytes == 1) *(bool *)to = values_affirmed();
-        else memset(to, 0, bytes);
+        if (source == HOST) memmove(to, from, bytes);
+        else reads_answer(to, from, bytes);
     } else if (known && bytes <= SMALL) {
         memmove(to, from, bytes);
         values_write(to, bytes);

@@ -81,7 +81,7 @@ void values_forget(const void *address, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-bool values_known(const void *address, size_t bytes) {
+int values_certainty(const void *address, size_t bytes) {
     uintptr_t start = (uintptr_t)address, end = start + bytes, granule = start / GRANULE;
     bool known = true, fresh = true;
     unsigned long now = atomic_load_explicit(&kernels_run, memory_order_relaxed);
@@ -96,5 +96,8 @@ bool values_known(const void *address, size_t bytes) {
         ends_there = end_of(record) == end;
     }
     pthread_mutex_unlock(&lock);
-    return known && ((starts_there && ends_there) || start % GRANULE != 0 || fresh);
+    if (!known || !((starts_there && ends_there) || start % GRANULE != 0 || fresh)) return VALUE_UNKNOWN;
+    return fresh ? VALUE_CERTAIN : VALUE_CHANGED;
 }
+
+bool values_known(const void *address, size_t bytes) { return values_certainty(address, bytes) != VALUE_UNKNOWN; }

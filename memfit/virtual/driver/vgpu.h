@@ -100,10 +100,16 @@ bool host_is_pinned(const void *address);
 void values_write(const void *address, size_t bytes);
 void values_forget(const void *address, size_t bytes);
 bool values_known(const void *address, size_t bytes);
+/* Written and untouched since; written, but a kernel may have changed it since; never written. */
+enum { VALUE_CERTAIN, VALUE_CHANGED, VALUE_UNKNOWN };
+int values_certainty(const void *address, size_t bytes);
 /* Notes a launch on this thread, and whether its kernel tells that something holds for all elements. */
 void values_kernel_ran(bool affirms);
 /* What an unknown flag reads as: whether the thread's last kernel affirms. */
 bool values_affirmed(void);
+
+/* Copies what host code reads from device memory: what is there, or what stands in for it. */
+void reads_answer(void *to, const void *from, size_t bytes);
 
 int copy_bytes(void *to, const void *from, size_t bytes);
 int fill_bytes(void *to, int value, size_t bytes);

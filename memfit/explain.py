@@ -1,0 +1,131 @@
+"""What a probe found, in words: why nothing fits, how a workload failed, what figures leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memfit.errors import NothingFits, WorkloadError
+from memfit.records import Composition, DeviceKind, DeviceSpec, ProbeSpec, TrialResult, Verdict
+from memfit.units import format_bytes
+
+_DOING = {
+    "imported": "starting",
+    "build": "building the model and optimizer",
+    "built": "making a microbatch",
+}
+"""What a worker was doing after a mark whose name does not say it."""
+
+
+def workload_error(result: TrialResult, target: str, *, kept: str | None) -> WorkloadError:
+    """Turn a trial that failed into the user's own words."""
+    evidence = result.evidence
+    phase = evidence.phase or "imported"
+    at = [_DOING.get(phase, phase.replace("_", " "))]
+    if evidence.group:
+        at.append(f"group {evidence.group}")
+    if evidence.microbatch_index:
+        at.append(f"microbatch {evidence.microbatch_index}")
+    parts = []
+    if evidence.traceback:
+        parts.append(evidence.traceback)
+    if evidence.output_tail:
+        parts.append("last lines of its output:\n" + "\n".join(evidence.output_tail))
+    advice = [evidence.hint]
+    if result.verdict is Verdict.TIMEOUT:
+        advice.append("raise --trial-timeout if the workload is only slow")
+    advice.append(kept)
+    hint = "; ".join(part for part in advice if part) or None
+    m = result.spec.split.microbatch
+    return WorkloadError(
+        f"{target} failed at microbatch {m} in {', '.join(at)}: {evidence.text}",
+        hint=hint,
+        details="\n\n".join(parts) or None,
+    )
+
+
+_REMEDIES = {
+    "parameters": "a smaller model, or one sharded over GPUs (FSDP), is needed",
+    "gradients": "freezing parameters (LoRA) or sharding over GPUs (FSDP) would help",
+    "optimizer state": "an optimizer with less state, or one sharded over GPUs, would help",
+    "activations and temporaries": "activation checkpointing, 16-bit precision or smaller "
+    "examples would help",
+}
+
+
+def nothing_fits(
+    device: DeviceSpec, microbatch: int, trial: TrialResult, shown: TrialResult, *, whole: bool
+) -> NothingFits:
+    """Say what a microbatch that does not fit is made of, and what would help.
+
+    Args:
+        device: Where it does not fit.
+        microbatch: The smallest candidate.
+        trial: The trial that showed it.
+        shown: The trial whose composition is told: the same one, or one without a limit.
+        whole: Whether `shown` ran to its end, so that its figures are the whole need.
+    """
+    name = f"a virtual {device.name}" if device.kind is DeviceKind.VIRTUAL else device.name
+    limit = format_bytes(device.limit_bytes)
+    said = f"microbatch {microbatch} does not fit on {name}"
+    if whole and shown.peak_bytes is not None:
+        said += f": it needs {format_bytes(shown.peak_bytes)} of {limit}"
+    else:
+        said += f": {trial.evidence.text}"
+    details = None
+    hint = "a larger device is needed"
+    made = shown.composition
+    if made is not None:
+        details = _composition_words(made, device, whole=whole)
+        said += (
+            f"; {made.dominant} dominate"
+            if made.dominant[-1] == "s"
+            else (f"; {made.dominant} dominates")
+        )
+        hint = _REMEDIES.get(made.dominant, hint)
+    if microbatch == 1:
+        hint = f"accumulation cannot help, a microbatch is already one example; {hint}"
+    else:
+        hint = f"smaller microbatches are possible with another --logical-batch; {hint}"
+    return NothingFits(said, hint=hint, details=details)
+
+
+def _composition_words(made: Composition, device: DeviceSpec, *, whole: bool) -> str:
+    """A small table of what one microbatch needs."""
+    when = "at the peak" if whole else f"when it failed in {made.phase}"
+    rows: Sequence[tuple[str, int]] = [
+        ("process before the workload", made.baseline_bytes),
+        ("parameters", made.parameters_bytes),
+        ("buffers", made.buffers_bytes),
+        ("gradients", made.gradients_bytes),
+        ("optimizer state", made.optimizer_state_bytes),
+        ("activations and temporaries", made.activations_bytes),
+        ("CUDA context", device.context_bytes or 0),
+    ]
+    lines = [f"{name:<28} {format_bytes(size):>12}" for name, size in rows if size]
+    virtual_word = ", virtual" if device.kind is DeviceKind.VIRTUAL else ""
+    return "\n".join([f"needed {when} (in {made.phase}{virtual_word}):", *lines])
+
+
+def limits_of(spec: ProbeSpec) -> tuple[str, ...]:
+    """What the figures leave out, one sentence each."""
+    said = []
+    if spec.device.kind is DeviceKind.VIRTUAL:
+        said += [
+            "The GPU is virtual: PyTorch, its allocator and its libraries ran, but kernels were "
+            "not executed, so what they compute is not there.",
+            "Where a size depends on values that kernels compute (masks, routing, early exits), "
+            f"{spec.data_dependent:.0%} of the elements concerned count; each such place is named.",
+            "cuDNN's benchmark mode needs timings that do not exist here; its heuristics choose.",
+            f"The CUDA context is charged with {spec.device.context_source}.",
+        ]
+    if spec.device.kind is DeviceKind.CPU:
+        said.append(
+            "Peak resident memory of a process varies from run to run by some megabytes, and "
+            "includes the interpreter and its libraries."
+        )
+    if spec.replicas > 1:
+        said.append(
+            f"One replica of {spec.replicas} ran, with peers that answer at once: the buffers of "
+            "the wrapper are measured, those of the communication library are not."
+        )
+    return tuple(said)
