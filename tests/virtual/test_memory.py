@@ -263,3 +263,17 @@ def test_large_tensors_take_no_host_memory(on_card):
         print(json.dumps((after - before) / 1024))
     """
     assert on_card(script) < 300  # MiB, most of it libraries that the first kernel loads
+
+
+def test_small_values_far_apart_do_not_displace_each_other(on_card):
+    # Addresses of tensors share their low bits, and the record of known values has few places.
+    script = """
+        import json, torch
+        arena = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        starts = range(0, 1 << 30, 1 << 25)
+        places = [arena[start : start + 8].view(torch.int64) for start in starts]
+        for number, place in enumerate(places, 1):
+            place.copy_(torch.tensor([number]))
+        print(json.dumps([place.item() for place in places]))
+    """
+    assert on_card(script) == list(range(1, 33))

@@ -17,7 +17,7 @@
 
 #include "vgpu.h"
 
-enum { GRANULE = 512, SLOTS = 1 << 16 };
+enum { GRANULE = 512, SLOTS = 1 << 16, PLACES = 8 };
 
 typedef struct {
     uintptr_t granule; /* number of the granule; 0 for an empty slot */
@@ -39,7 +39,18 @@ void values_kernel_ran(bool affirms) {
 
 bool values_affirmed(void) { return affirmed; }
 
-static Record *slot(uintptr_t granule) { return &records[granule % SLOTS]; }
+/* The record of a granule, or else the one that it would replace: an empty one, or the oldest of its few places.
+ * Tensors lie at multiples of large powers of two, so the granule's number is mixed before it picks the places. */
+static Record *slot(uintptr_t granule) {
+    Record *places = &records[((granule * 0x9E3779B97F4A7C15u) >> 40) % (SLOTS / PLACES) * PLACES];
+    Record *oldest = places;
+    for (Record *place = places; place < places + PLACES; place++) {
+        if (place->granule == granule) return place;
+        bool older = place->granule == 0 || (oldest->granule != 0 && place->kernels < oldest->kernels);
+        if (older) oldest = place;
+    }
+    return oldest;
+}
 
 static uintptr_t end_of(const Record *record) { return record->start + record->bytes; }
 
