@@ -76,7 +76,7 @@ def _product(result: ProbeResult) -> str:
 
 def _notes(result: ProbeResult) -> list[str]:
     made = (words.split_note(result), words.hole_sentence(result))
-    return [*(note for note in made if note), *result.notes]
+    return [*(note for note in made if note), *result.notes, *result.answer.limits]
 
 
 def _stressed(text: str, *, style: str = "") -> Text:
