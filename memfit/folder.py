@@ -131,20 +131,21 @@ def write_whole(path: Path, data: bytes) -> None:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
+        try:
+            with partial.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
     except OSError as error:
         raise CannotJudge(
             f"cannot write {path} ({len(data)} bytes): {error.strerror}; "
             f"{_free_words(path.parent)}",
             hint="make room or name another folder with --out, and run the same command again",
         ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def _free_words(folder: Path) -> str:

@@ -47,6 +47,7 @@ OPTIONS = {
     "report": {"result", "--out", "--force"},
     "gpus": {"card", "--from-this-machine", "--out", "--force", "--json"},
     "doctor": set(),
+    "run": {"program", "--device", "--memory-limit", "--devices", "--json", "--out", "--force"},
 }
 
 
