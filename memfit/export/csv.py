@@ -7,6 +7,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memfit.records import DeviceMemory, ProbeResult, TrialResult
 
+_OF_DEVICE = (
+    "rank",
+    "device",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "peak_bytes",
+    "device_used_bytes",
+    "outside_allocator_bytes",
+    "used_before_bytes",
+    "alloc_retries",
+    "alloc_retries_last_group",
+    "inactive_split_bytes",
+    "device_used_source",
+)
 COLUMNS = (
     "trial",
     "purpose",
@@ -27,18 +41,7 @@ COLUMNS = (
     "device_total_bytes",
     "limit_bytes",
     "demand_bytes",
-    "rank",
-    "device",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "peak_bytes",
-    "device_used_bytes",
-    "outside_allocator_bytes",
-    "used_before_bytes",
-    "alloc_retries",
-    "alloc_retries_last_group",
-    "inactive_split_bytes",
-    "device_used_source",
+    *_OF_DEVICE,
     "wall_s",
     "evidence_rule",
     "evidence",
@@ -47,21 +50,6 @@ COLUMNS = (
     "ended_in_microbatch",
 )
 """The columns in their order; a new one is added at the end."""
-
-_OF_DEVICE = (
-    "rank",
-    "device",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "peak_bytes",
-    "device_used_bytes",
-    "outside_allocator_bytes",
-    "used_before_bytes",
-    "alloc_retries",
-    "alloc_retries_last_group",
-    "inactive_split_bytes",
-    "device_used_source",
-)
 
 
 def trials_csv(result: ProbeResult) -> str:

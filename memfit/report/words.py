@@ -338,9 +338,10 @@ def composition(trial: TrialResult, made_of: Composition) -> str:
 def bands(timeline: Timeline) -> str:
     """Explain the shading of a timeline's chart."""
     last = "the dark band at the end is the optimizer step"
+    summed = "Drawn from what was requested; the allocator's own peak can lie a little higher."
     if shades_forward(timeline):
-        return f"Shaded bands are forward, plain ones backward; {last}."
-    return f"There are too many microbatches to shade each of them; {last}."
+        return f"Shaded bands are forward, plain ones backward; {last}. {summed}"
+    return f"There are too many microbatches to shade each of them; {last}. {summed}"
 
 
 def shades_forward(timeline: Timeline) -> bool:
