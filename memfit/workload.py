@@ -249,9 +249,32 @@ def user_traceback(error: BaseException) -> str:
     link: traceback.TracebackException | None = shown
     while link is not None:
         kept = [f for f in link.stack if _is_users(f.filename)]
-        link.stack = traceback.StackSummary.from_list(kept)
+        link.stack = traceback.StackSummary.from_list([_with_short_path(f) for f in kept])
+        if isinstance(getattr(link, "filename", None), str):  # of a syntax error
+            link.filename = _short_path(link.filename)
         link = link.__cause__ or link.__context__
     return "".join(shown.format()).rstrip()
+
+
+def _with_short_path(frame: traceback.FrameSummary) -> traceback.FrameSummary:
+    """Return the frame with its file told by `_short_path`."""
+    return traceback.FrameSummary(
+        _short_path(frame.filename), frame.lineno, frame.name, line=frame.line
+    )
+
+
+def _short_path(filename: str) -> str:
+    """Tell a file by its path in the project or in the installed packages.
+
+    Results are shared, and where somebody's home or environment lies is nobody's business.
+    """
+    _, installed, package = filename.rpartition("/site-packages/")
+    if installed:
+        return package
+    try:
+        return str(Path(filename).relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or the working folder is gone
+        return filename
 
 
 def _is_users(filename: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memfit.errors import UsageError, WorkloadError
-from memfit.workload import Workload, load, split_target
+from memfit.workload import Workload, load, split_target, user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -389,3 +389,25 @@ def test_a_training_script_makes_a_workload_with_parameters() -> None:
     assert Sized().device.type == "cpu"
     with pytest.raises(TypeError, match="Sized has no parameter 'hight'"):
         Sized(hight=1)
+
+
+def test_a_traceback_tells_files_by_their_path_in_the_project_or_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("site-packages/lib/deep.py", "mine.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "site-packages/lib/deep.py").write_text("def fail():\n    raise ValueError\n")
+    (tmp_path / "mine.py").write_text("def call(other):\n    other()\n")
+    spaces: list[dict[str, Any]] = []
+    for name in ("site-packages/lib/deep.py", "mine.py"):
+        space: dict[str, Any] = {}
+        exec(compile((tmp_path / name).read_text(), tmp_path / name, "exec"), space)
+        spaces.append(space)
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - which one is not the point
+        spaces[1]["call"](spaces[0]["fail"])
+    told = user_traceback(raised.value)
+
+    assert 'File "mine.py", line 2, in call\n    other()' in told
+    assert 'File "lib/deep.py", line 2, in fail\n    raise ValueError' in told
