@@ -31,8 +31,9 @@ def _head(versions: Sequence[str], command: str) -> str:
 Every figure under *virtual* was made by a **virtual GPU**: PyTorch's CUDA build and its real
 caching allocator over a stand-in driver whose kernels do nothing. Every figure under *measured* was
 published by other people, who ran real cards. The model code is this project's own, written from
-the published operations: where a table gives shapes only, an operator's details were settled on one
-of its rows, and its other rows are the test. No constant of memfit was fitted to a row.
+the published operations: where a table gives shapes only, an operator's details (copies, lifetimes)
+were settled by looking at its figures, in places at several of its rows, so operator rows are no
+blind test. No constant of memfit was fitted to a row.
 
 Run with:
 
