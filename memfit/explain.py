@@ -114,7 +114,8 @@ def limits_of(spec: ProbeSpec) -> tuple[str, ...]:
             "The GPU is virtual: PyTorch, its allocator and its libraries ran, but kernels were "
             "not executed, so what they compute is not there.",
             "Where a size depends on values that kernels compute (masks, routing, early exits), "
-            f"{spec.data_dependent:.0%} of the elements concerned count; each such place is named.",
+            f"{spec.data_dependent:.0%} of the elements concerned count; the first such places "
+            "are named.",
             "cuDNN's benchmark mode needs timings that do not exist here; its heuristics choose.",
             f"The CUDA context is charged with {spec.device.context_source}.",
         ]

@@ -142,7 +142,8 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
     if choice.said:
         listener.chosen(choice.said)
     folder = ProbeFolder(request.out, force=request.force) if request.out else None
-    device = None if choice.kind is DeviceKind.CUDA else _describe(request, choice)
+    # A real GPU is known only once CUDA was asked, in a child of the process that imports torch.
+    device = None if choice.kind is DeviceKind.CUDA else _describe(request, choice, gpu=None)
     environment = worker_environment(choice, device)
     with TrialRunner(
         request.target,
@@ -155,13 +156,13 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
             listener.importing(request.target)
             ready = runner.open()
             if device is None:
-                device = _describe_real(request, choice, runner)
+                device = _describe(request, choice, gpu=_ask_cuda(runner))
             folder = folder or ProbeFolder(
                 Path("reports") / f"{_slug(ready.workload.name)}-{device.slug}",
                 force=request.force,
             )
-            probe = _Probe(request, listener, runner, ready, device, folder, sizes)
-            return probe.run(started), folder
+            probe = _Probe(request, listener, runner, ready, device, folder, sizes, started)
+            return probe.run(), folder
         except KeyboardInterrupt:
             runner.close()
             kept = folder is not None and folder.unfinished() is not None
@@ -209,16 +210,20 @@ def share_of(words: str) -> float:
     return share
 
 
-def _describe(request: ProbeRequest, choice: Choice) -> DeviceSpec:
+def _describe(
+    request: ProbeRequest, choice: Choice, *, gpu: tuple[str, int, str] | None
+) -> DeviceSpec:
     return describe(
         choice,
         memory_limit=request.memory_limit,
         headroom=request.headroom,
         memory=request.memory,
+        gpu=gpu,
     )
 
 
-def _describe_real(request: ProbeRequest, choice: Choice, runner: TrialRunner) -> DeviceSpec:
+def _ask_cuda(runner: TrialRunner) -> tuple[str, int, str]:
+    """Return name, total bytes and compute capability of the real GPU."""
     gpu = runner.describe_gpu()
     if gpu.failure is not None:
         raise CannotJudge(f"CUDA has no device here: {gpu.failure}", hint="see `memfit doctor`")
@@ -227,13 +232,7 @@ def _describe_real(request: ProbeRequest, choice: Choice, runner: TrialRunner) -
             "the CUDA device here is a virtual GPU that was started from outside",
             hint="name the card with --device instead",
         )
-    return describe(
-        choice,
-        memory_limit=request.memory_limit,
-        headroom=request.headroom,
-        memory=request.memory,
-        gpu=(gpu.name, gpu.total_bytes, gpu.compute_capability),
-    )
+    return gpu.name, gpu.total_bytes, gpu.compute_capability
 
 
 def worker_environment(choice: Choice, device: DeviceSpec | None) -> dict[str, str]:
@@ -261,6 +260,7 @@ class _Probe:
         device: DeviceSpec,
         folder: ProbeFolder,
         sizes: Candidates,
+        started: float,
     ) -> None:
         self._request = request
         self._listener = listener
@@ -270,7 +270,7 @@ class _Probe:
         self._folder = folder
         self._sizes = sizes
         self._trials: list[TrialResult] = []
-        self._started = 0.0
+        self._started = started
         self._budget_ended_a_trial = False
         self._spec = ProbeSpec(
             target=request.target,
@@ -290,9 +290,8 @@ class _Probe:
             data_dependent=share_of(request.data_dependent),
         )
 
-    def run(self, started: float) -> ProbeResult:
+    def run(self) -> ProbeResult:
         """Search until there is a certificate, or until the time is up and there is an answer."""
-        self._started = started
         self._resume()
         self._listener.loaded(self._workload, self._spec.device)
         if self._trials:
@@ -305,7 +304,7 @@ class _Probe:
                 case Ask():
                     self._run_trial(decision)
                 case Found():
-                    return self._answer(decision, started)
+                    return self._answer(decision)
                 case NoFit():
                     error = self._nothing_fits(decision)
                     self._folder.forget_progress()  # the question is answered
@@ -349,24 +348,19 @@ class _Probe:
     # -- trials ------------------------------------------------------------------------------
 
     def _run_trial(self, ask: Ask) -> None:
-        split = self._sizes.split(ask.microbatch)
-        full = ask.purpose == "confirm"
-        cap = max(self._spec.group_microbatches, 1)
+        steps = self._sizes.accumulation_steps(ask.microbatch)
+        short = min(self._spec.group_microbatches, steps)
         spec = self._trial_spec(
             purpose=ask.purpose,
             reason=ask.reason,
             microbatch=ask.microbatch,
-            group_microbatches=split.accumulation_steps
-            if full
-            else min(cap, split.accumulation_steps),
+            group_microbatches=steps if ask.purpose == "confirm" else short,
         )
         self._listener.asked(spec)
         answered = isinstance(self._decide(len(self._trials)), Found)
         haste = answered and self._time_left_s < (spec.timeout_s or math.inf)
-        if haste:
-            result = self._runner.run(replace(spec, timeout_s=max(self._time_left_s, 0.1)))
-        else:
-            result = self._runner.run(spec)
+        timeout_s = max(self._time_left_s, 0.1) if haste else spec.timeout_s
+        result = self._runner.run(replace(spec, timeout_s=timeout_s))
         if haste and result.verdict is Verdict.TIMEOUT:
             self._budget_ended_a_trial = True
             self._listener.warned(
@@ -450,11 +444,11 @@ class _Probe:
         found = []
         ours, theirs = self._spec, saved.spec
         for name in (f.name for f in dataclasses.fields(ProbeSpec)):
-            mine, other = getattr(ours, name), getattr(theirs, name)
-            if name == "device":
-                mine, other = _asked_of(ours.device), _asked_of(theirs.device)
             if name in _HOW_LONG:
                 continue
+            mine, other = getattr(ours, name), getattr(theirs, name)
+            if name == "device":
+                mine, other = _asked_of(mine), _asked_of(other)
             if mine != other:
                 found.append(f"{name.replace('_', ' ')} was {other}, is {mine}")
         if saved.workload.sha256 != self._workload.sha256:
@@ -465,7 +459,7 @@ class _Probe:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def _answer(self, found: Found, started: float) -> ProbeResult:
+    def _answer(self, found: Found) -> ProbeResult:
         certificate = found.certificate
         device = self._spec.device
         notes = list(found.notes)
@@ -501,7 +495,7 @@ class _Probe:
                 "own number of elements"
             ),
             notes=tuple(notes),
-            wall_s=time.monotonic() - started,
+            wall_s=time.monotonic() - self._started,
         )
         try:
             self._folder.save_result(result)

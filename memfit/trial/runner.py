@@ -214,7 +214,7 @@ class TrialRunner:
             raise kind(answer.message, hint=answer.hint, details=answer.details)
         raise WorkloadError(
             f"importing {self._target} had not ended after {self._load_timeout_s:.0f} s",
-            hint="keep training out of the module's top level, or raise --trial-timeout",
+            hint="keep training out of the module's top level",
             details=nursery.output(),
         )
 

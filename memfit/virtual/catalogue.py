@@ -21,8 +21,6 @@ from memfit.units import MIB, format_bytes
 
 DEFAULT_CARD: Final = "rtx-4090"
 """The card that stands in where the user names none."""
-NOT_NOTED: Final = "not noted"
-"""What stands in the catalogue where a source does not name its driver."""
 LATER_KERNELS_MIB: Final = (100, 300)
 """What kernels that a training run loads add to a context (readings of several cards)."""
 

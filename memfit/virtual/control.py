@@ -39,7 +39,6 @@ def _declare_reads(process: ctypes.CDLL) -> None:
     for name, arguments, result in (
         ("listen", [_LISTENER], None),
         ("unknown_reads", [], size),
-        ("changed_reads", [], size),
         ("mismatched_reads", [], size),
         ("answer_bytes", [address, size], ctypes.c_int),
         ("answer_count", [ctypes.c_int64], ctypes.c_int),
@@ -122,14 +121,6 @@ def listen(listener: Listener | None) -> None:
 def unknown_reads() -> int:
     """Return how often host code read device memory that only a kernel could have written."""
     return int(_loaded().memfit_vgpu_unknown_reads())
-
-
-def changed_reads() -> int:
-    """Return how often host code read memory that a kernel may have changed after it was written.
-
-    It was answered with what was written.
-    """
-    return int(_loaded().memfit_vgpu_changed_reads())
 
 
 def mismatched_reads() -> int:

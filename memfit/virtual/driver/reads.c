@@ -27,7 +27,7 @@ static Listener listener;
 static int state = IDLE;
 static char *tape; /* entries: bytes of the read, whether they follow, and the bytes themselves */
 static size_t tape_used, tape_capacity, position;
-static size_t unknown, changed, mismatched;
+static size_t unknown, mismatched;
 
 /* What this thread's next reads are answered: a stream of bytes, or counts that take the size that is read. */
 enum { MOST_ANSWERS = 64 };
@@ -102,7 +102,6 @@ void reads_answer(void *to, const void *from, size_t bytes) {
     }
     if (state == RECORDING) record(to, bytes, answered || bytes <= SMALL);
     if (!answered && kind == VALUE_UNKNOWN) unknown++;
-    if (!answered && kind == VALUE_CHANGED) changed++;
     pthread_mutex_unlock(&lock);
     if (told != NULL) told(bytes, answered ? ANSWERED : kind);
 }
@@ -114,7 +113,7 @@ API void memfit_vgpu_listen(Listener who) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Reads whose bytes a kernel would have computed, that may have been changed by one, or that the tape did not hold. */
+/* Reads whose bytes a kernel would have computed, or that the tape did not hold. */
 static size_t look(const size_t *counter) {
     pthread_mutex_lock(&lock);
     size_t value = *counter;
@@ -123,7 +122,6 @@ static size_t look(const size_t *counter) {
 }
 
 API size_t memfit_vgpu_unknown_reads(void) { return look(&unknown); }
-API size_t memfit_vgpu_changed_reads(void) { return look(&changed); }
 API size_t memfit_vgpu_mismatched_reads(void) { return look(&mismatched); }
 
 /* Gives this thread's next reads their answers, in order; 0 when there is room for one more. */
