@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from memfit import virtual
 from memfit.batch import Candidates, candidates, poor_split_note
-from memfit.devices.select import Choice, choose, describe
+from memfit.devices.select import choose
 from memfit.errors import (
     CannotJudge,
     Interrupted,
@@ -23,12 +19,18 @@ from memfit.errors import (
 )
 from memfit.explain import limits_of, nothing_fits, workload_error
 from memfit.folder import ProbeFolder
+from memfit.question import (
+    ProbeListener,
+    ProbeRequest,
+    ask_cuda,
+    check_request,
+    describe_device,
+    share_of,
+    worker_environment,
+)
 from memfit.records import (
     DeviceKind,
     DeviceSpec,
-    Environment,
-    Policy,
-    Precision,
     ProbeProgress,
     ProbeResult,
     ProbeSpec,
@@ -36,8 +38,8 @@ from memfit.records import (
     TrialResult,
     TrialSpec,
     Verdict,
-    WorkloadInfo,
 )
+from memfit.resume import continued, differences_of
 from memfit.search import (
     Ask,
     Decision,
@@ -48,73 +50,14 @@ from memfit.search import (
     expected_room,
     outcomes_of,
 )
-from memfit.trial.protocol import Mark, Ready
+from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
 from memfit.units import TIB
-from memfit.workload import split_target
 
-_HOW_LONG = ("max_trials", "time_budget_s", "trial_timeout_s")
-"""Fields of a ProbeSpec that say how long to search, and so are no part of the question."""
 _LOAD_TIMEOUT_S = 900.0
 """Longest time that importing torch and the user's code may take."""
 _DIAGNOSIS_BYTES = TIB
 """Size of the virtual card on which a microbatch of 1 that does not fit is measured instead."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRequest:
-    """The question in the user's words; what is wrong with them ends in a UsageError."""
-
-    target: str
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    device: str = "auto"
-    memory: str | None = None
-    """Total memory of a virtual GPU, in the place of its card's."""
-    memory_limit: str | None = None
-    headroom: str = "2%"
-    logical_batch: int | None = None
-    replicas: int = 1
-    policy: Policy = Policy.EXACT
-    precision: Precision = Precision.FP32
-    clip_norm: float | None = None
-    group_microbatches: int = 2
-    max_microbatch: int | None = None
-    max_trials: int = 40
-    time_budget_s: float | None = None
-    trial_timeout_s: float | None = 1800.0
-    seed: int = 0
-    data_dependent: str = "worst"
-    out: Path | None = None
-    force: bool = False
-    command: str = ""
-
-
-class ProbeListener(Protocol):
-    """Told what a probe does while it runs."""
-
-    def chosen(self, sentence: str) -> None:
-        """Tell which device was chosen where the user left it open."""
-
-    def importing(self, target: str) -> None:
-        """Tell that the question is sound, and the user's code is being imported."""
-
-    def loaded(self, workload: WorkloadInfo, device: DeviceSpec) -> None:
-        """Tell that the user's code is imported and the search begins."""
-
-    def resumed(self, trials: int) -> None:
-        """Tell that finished trials of an earlier run are used."""
-
-    def asked(self, spec: TrialSpec) -> None:
-        """Tell that a trial begins; `spec.reason` says why at this size."""
-
-    def progressed(self, mark: Mark) -> None:
-        """Tell where in a trial the worker is."""
-
-    def finished(self, trial: TrialResult) -> None:
-        """Tell how a trial ended."""
-
-    def warned(self, sentence: str) -> None:
-        """Tell what went wrong without ending the probe."""
 
 
 def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResult, ProbeFolder]:
@@ -131,7 +74,7 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
         Interrupted: When the user stops it; finished trials are kept.
     """
     started = time.monotonic()
-    _check(request)
+    check_request(request)
     sizes = candidates(
         logical_batch=request.logical_batch,
         replicas=request.replicas,
@@ -143,7 +86,7 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
         listener.chosen(choice.said)
     folder = ProbeFolder(request.out, force=request.force) if request.out else None
     # A real GPU is known only once CUDA was asked, in a child of the process that imports torch.
-    device = None if choice.kind is DeviceKind.CUDA else _describe(request, choice, gpu=None)
+    device = None if choice.kind is DeviceKind.CUDA else describe_device(request, choice, gpu=None)
     environment = worker_environment(choice, device)
     with TrialRunner(
         request.target,
@@ -156,7 +99,7 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
             listener.importing(request.target)
             ready = runner.open()
             if device is None:
-                device = _describe(request, choice, gpu=_ask_cuda(runner))
+                device = describe_device(request, choice, gpu=ask_cuda(runner))
             folder = folder or ProbeFolder(
                 Path("reports") / f"{_slug(ready.workload.name)}-{device.slug}",
                 force=request.force,
@@ -175,73 +118,6 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
         finally:
             if folder is not None:
                 folder.close()
-
-
-def _check(request: ProbeRequest) -> None:
-    split_target(request.target)
-    share_of(request.data_dependent)
-    for name, value, least in (
-        ("--group-microbatches", request.group_microbatches, 2),
-        ("--max-trials", request.max_trials, 1),
-    ):
-        if value < least:
-            raise UsageError(f"{name} is {value}; it must be at least {least}")
-    for name, amount in (
-        ("--clip", request.clip_norm),
-        ("--trial-timeout", request.trial_timeout_s),
-        ("--time-budget", request.time_budget_s),
-    ):
-        if amount is not None and not 0 < amount < math.inf:
-            raise UsageError(f"{name} is {amount}; it must be above zero")
-
-
-def share_of(words: str) -> float:
-    """Read what `--data-dependent` says: `worst`, `none` or a share between 0 and 1."""
-    if words in ("worst", "none"):
-        return float(words == "worst")
-    try:
-        share = float(words)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share <= 1:
-        raise UsageError(
-            f"--data-dependent is {words}; it is worst, none, or a share between 0 and 1"
-        )
-    return share
-
-
-def _describe(
-    request: ProbeRequest, choice: Choice, *, gpu: tuple[str, int, str] | None
-) -> DeviceSpec:
-    return describe(
-        choice,
-        memory_limit=request.memory_limit,
-        headroom=request.headroom,
-        memory=request.memory,
-        gpu=gpu,
-    )
-
-
-def _ask_cuda(runner: TrialRunner) -> tuple[str, int, str]:
-    """Return name, total bytes and compute capability of the real GPU."""
-    gpu = runner.describe_gpu()
-    if gpu.failure is not None:
-        raise CannotJudge(f"CUDA has no device here: {gpu.failure}", hint="see `memfit doctor`")
-    if gpu.virtual:
-        raise CannotJudge(
-            "the CUDA device here is a virtual GPU that was started from outside",
-            hint="name the card with --device instead",
-        )
-    return gpu.name, gpu.total_bytes, gpu.compute_capability
-
-
-def worker_environment(choice: Choice, device: DeviceSpec | None) -> dict[str, str]:
-    """Return the variables that make a process a worker on the chosen device."""
-    if choice.card is None:
-        # A trial on the CPU must not find a GPU, and on a GPU must see only its own.
-        return {"CUDA_VISIBLE_DEVICES": ""} if choice.kind is DeviceKind.CPU else {}
-    assert device is not None
-    return virtual.prepare(choice.card, total_bytes=device.limit_bytes)
 
 
 def _slug(name: str) -> str:
@@ -429,33 +305,17 @@ class _Probe:
         saved = self._folder.unfinished()
         if saved is None:
             return
-        differences = self._differences(saved)
+        differences = differences_of(
+            saved, spec=self._spec, workload=self._workload, environment=self._environment
+        )
         if differences:
             raise UsageError(
                 f"{self._folder.path} holds an unfinished probe of another question: "
                 f"{'; '.join(differences)}",
                 hint="--force starts again and drops its trials; --out names another folder",
             )
-        self._spec = replace(saved.spec, **{n: getattr(self._spec, n) for n in _HOW_LONG})
+        self._spec = continued(saved.spec, self._spec)
         self._trials = list(saved.trials)
-
-    def _differences(self, saved: ProbeProgress) -> list[str]:
-        """What a saved probe was asked differently, in words."""
-        found = []
-        ours, theirs = self._spec, saved.spec
-        for name in (f.name for f in dataclasses.fields(ProbeSpec)):
-            if name in _HOW_LONG:
-                continue
-            mine, other = getattr(ours, name), getattr(theirs, name)
-            if name == "device":
-                mine, other = _asked_of(mine), _asked_of(other)
-            if mine != other:
-                found.append(f"{name.replace('_', ' ')} was {other}, is {mine}")
-        if saved.workload.sha256 != self._workload.sha256:
-            found.append(f"{self._workload.path} was changed")
-        if _figures(saved.environment) != _figures(self._environment):
-            found.append("torch or its settings are others")
-        return found
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -534,15 +394,11 @@ class UnsavedAnswer(CannotJudge):
         self.result = result
 
 
-def _asked_of(device: DeviceSpec) -> str:
-    """The part of a device that is the user's question, without what the machine has free today."""
-    if device.kind is DeviceKind.CPU and device.memory_limit_bytes is None:
-        return "cpu"
-    return f"{device.slug} limited to {device.limit_bytes} bytes"
-
-
-def _figures(environment: Environment) -> object:
-    return (environment.torch, environment.cuda, environment.cudnn, environment.variables)
-
-
-__all__ = ["ProbeListener", "ProbeRequest", "UnsavedAnswer", "run_probe"]
+__all__ = [
+    "ProbeListener",
+    "ProbeRequest",
+    "UnsavedAnswer",
+    "run_probe",
+    "share_of",
+    "worker_environment",
+]

@@ -19,6 +19,7 @@ KNOW_TORCH = {
     "memfit.devices.memory",
     "memfit.group",
     "memfit.selftest",
+    "memfit.trial.checks",
     "memfit.trial.nursery",
     "memfit.trial.replicas",
     "memfit.trial.timeline",

@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from memfit.devices.memory import MemoryReader, Reading, open_reader
-from memfit.errors import MemfitError, WorkloadError
-from memfit.group import check_loss, run_group
+from memfit.group import run_group
 from memfit.records import (
     Composition,
-    DeviceKind,
     DeviceMemory,
     PhaseMemory,
     Precision,
     Timeline,
     TrialSpec,
+)
+from memfit.trial.checks import (
+    CheckFailed,
+    check_batch,
+    check_count,
+    check_gradients,
+    check_model,
+    check_optimizer,
+    first_loss,
 )
 from memfit.trial.phases import PhaseRecorder
 from memfit.trial.protocol import (
@@ -32,22 +39,14 @@ from memfit.trial.protocol import (
     write_report,
 )
 from memfit.trial.reads import TrialReads
+from memfit.trial.telling import describe_failure, limits_of
 from memfit.trial.timeline import TimelineRecorder
-from memfit.workload import LoadedWorkload, Workload, user_traceback
+from memfit.workload import LoadedWorkload, Workload
 
 _MORE_GROUPS_FOR_RETRIES = 2
 """A steady group has no allocator retries; a group that had some is followed by up to this many."""
 _MORE_GROUPS_FOR_SCALER = 24
 """GradScaler starts at 2**16 and halves at every skipped step: 17 skips reach a scale below one."""
-
-
-class CheckFailed(WorkloadError):
-    """The workload ran but did not train."""
-
-    def __init__(self, rule: str, message: str, *, hint: str) -> None:
-        """Name the rule that was broken."""
-        super().__init__(message, hint=hint)
-        self.rule = rule
 
 
 def run(loaded: LoadedWorkload, spec: TrialSpec, folder: Path, reads: ReadPass | None) -> NoReturn:
@@ -148,28 +147,14 @@ class _Trial:
         workload = self._loaded.make()
         workload.device = device
         with torch.device(device):
-            model = workload.model()
-        if not isinstance(model, torch.nn.Module):
-            raise WorkloadError(
-                f"model() returned {type(model).__name__}, not a torch.nn.Module",
-                hint="return the module that is trained",
-            )
+            model = check_model(workload.model())
         self._model = model.to(device).train()
-        if not any(p.requires_grad for p in model.parameters()):
-            raise WorkloadError(
-                "the model has no parameter that needs a gradient", hint="unfreeze what is trained"
-            )
         if self._spec.split.replicas > 1:
             from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
             mesh = init_device_mesh(device.type, (self._spec.split.replicas,))
             self._model = workload.parallelize(self._model, mesh)
-        self._optimizer = workload.optimizer(self._model)
-        if not hasattr(self._optimizer, "step") or not hasattr(self._optimizer, "zero_grad"):
-            raise WorkloadError(
-                f"optimizer() returned {type(self._optimizer).__name__}, not an optimizer",
-                hint="return a torch.optim.Optimizer",
-            )
+        self._optimizer = check_optimizer(workload.optimizer(self._model))
         return workload
 
     def _wants_another_group(self) -> bool:
@@ -198,7 +183,7 @@ class _Trial:
             self._model,
             self._optimizer,
             batches,
-            loss=self._checked_loss(workload),
+            loss=workload.loss if self._group > 1 else first_loss(workload, self._spec),
             counts=counts,
             replicas=self._spec.split.replicas,
             device=self._reader.device,
@@ -224,39 +209,16 @@ class _Trial:
         if not workload.counts_elements():
             return self._make_batches(workload, sizes), list(sizes)
         batches = list(self._make_batches(workload, sizes))
-        counts = [workload.count(batch) for batch in batches]
-        for count, size in zip(counts, sizes, strict=True):
-            if not isinstance(count, int) or count < 1:
-                raise WorkloadError(
-                    f"count() returned {count!r} for a microbatch of {size}",
-                    hint="return the number of elements that the loss is a mean over",
-                )
-        return batches, counts
+        return batches, [
+            check_count(workload.count(batch), size)
+            for batch, size in zip(batches, sizes, strict=True)
+        ]
 
     def _make_batches(self, workload: Workload, sizes: tuple[int, ...]) -> Iterator[Any]:
         for size in sizes:
             batch = workload.batch(size)
-            _check_batch(batch, size)
+            check_batch(batch, size)
             yield batch
-
-    def _checked_loss(self, workload: Workload) -> Any:
-        """The workload's loss, looked at once per trial where kernels really run."""
-        if self._group > 1 or self._spec.device.kind is DeviceKind.VIRTUAL:
-            return workload.loss
-
-        def loss(model: Any, batch: Any) -> Any:
-            value = check_loss(workload.loss(model, batch))
-            import torch  # noqa: PLC0415
-
-            if not torch.isfinite(value.detach()).item():
-                raise CheckFailed(
-                    "loss not finite",
-                    f"the loss of the first group is {value.item()}",
-                    hint="check the inputs that batch() makes and the precision",
-                )
-            return value
-
-        return loss
 
     # -- phases ------------------------------------------------------------------------------
 
@@ -268,7 +230,10 @@ class _Trial:
         else:
             self._recorder.begin(phase)  # type: ignore[arg-type]
         if phase == "optimizer_step":
-            self._look_at_gradients()
+            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+            self._gradient_bytes = self._bytes_of(gradients)
+            if self._group == 1:
+                check_gradients(self._model, self._spec)
         if self._timeline is not None:
             self._timeline.begin(phase, microbatch)
         self._write_mark(phase, 0 if microbatch is None else microbatch + 1)
@@ -276,36 +241,6 @@ class _Trial:
     def _write_mark(self, phase: str, microbatch: int = 0) -> None:
         self._mark = Mark(phase=phase, group=self._group, microbatch=microbatch)
         write_mark(self._marks, self._mark)
-
-    def _look_at_gradients(self) -> None:
-        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-        self._gradient_bytes = self._bytes_of(gradients)
-        if self._group > 1:
-            return
-        missing = [
-            name for name, p in self._model.named_parameters() if p.requires_grad and p.grad is None
-        ]
-        if missing:
-            shown = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")  # noqa: PLR2004
-            raise CheckFailed(
-                "gradient missing",
-                f"{len(missing)} of {len(missing) + len(gradients)} parameters got no gradient "
-                f"from a whole group: {shown}",
-                hint="use them in the loss, or freeze them with requires_grad_(False)",
-            )
-        if self._spec.device.kind is DeviceKind.VIRTUAL or self._spec.precision is Precision.FP16:
-            return  # no values there; and a scaler skips what is not finite, which is counted
-        import torch  # noqa: PLC0415
-
-        for name, parameter in self._model.named_parameters():
-            if parameter.grad is not None and not torch.isfinite(
-                torch.linalg.vector_norm(parameter.grad)
-            ):
-                raise CheckFailed(
-                    "gradient not finite",
-                    f"the gradient of {name} is not finite in the first group",
-                    hint="check the inputs that batch() makes, the loss and the precision",
-                )
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -381,18 +316,8 @@ class _Trial:
 
     def describe(self, error: BaseException) -> WorkerFailure:
         """Turn whatever ended the trial into words, without keeping its frames."""
-        chain: list[tuple[str, str]] = []
-        link: BaseException | None = error
-        while link is not None and len(chain) < 10:  # noqa: PLR2004
-            kind = type(link)
-            chain.append((f"{kind.__module__}.{kind.__qualname__}", str(link)))
-            link = link.__cause__ or link.__context__
-        known = isinstance(error, MemfitError)
-        return WorkerFailure(
-            rule=error.rule if isinstance(error, CheckFailed) else "contract" if known else None,
-            chain=chain,
-            traceback=error.details if isinstance(error, MemfitError) else user_traceback(error),
-            hint=error.hint if isinstance(error, MemfitError) else None,
+        return describe_failure(
+            error,
             free_bytes=self._failed_free if self._failed_free is not None else self._free_bytes(),
             demand_bytes=self._failed_demand,
         )
@@ -426,34 +351,9 @@ class _Trial:
             groups_run=self._group if failure is None else max(self._group - 1, 0),
             optimizer_steps_attempted=self._attempted,
             optimizer_steps_applied=self._applied,
-            limits=self._limits(),
+            limits=limits_of(self._model, self._spec, self.reads),
             failure=failure,
         )
-
-    def _limits(self) -> list[str]:
-        """What the virtual GPU knows that it did not know."""
-        if self._spec.device.kind is not DeviceKind.VIRTUAL:
-            return []
-        import torch  # noqa: PLC0415
-
-        from memfit.virtual import control  # noqa: PLC0415
-
-        said = []
-        modules = self._model.modules() if isinstance(self._model, torch.nn.Module) else ()
-        convolves = any("Conv" in type(module).__name__ for module in modules)
-        if convolves and not control.asks_cudnn():
-            said.append(
-                "The installed cuDNN is older than 9.8 and cannot plan for a device that is not "
-                "there: the workspaces of convolutions are not counted."
-            )
-        invented = control.unknown_names()
-        if invented:
-            shown = ", ".join(invented[:5]) + (" and others" if len(invented) > 5 else "")  # noqa: PLR2004
-            said.append(
-                f"{control.unknown_calls()} calls went to functions whose results the stand-in "
-                f"driver had to invent: {shown}."
-            )
-        return [*said, *self.reads.limits()]
 
     def _device(self, phases: tuple[PhaseMemory, ...], last: Reading) -> DeviceMemory:
         def most(name: str) -> int | None:
@@ -474,18 +374,4 @@ class _Trial:
             inactive_split_bytes=last.inactive_split_bytes,
             device_used_source=self._reader.device_used_source,
             phases=phases,
-        )
-
-
-def _check_batch(batch: Any, size: int) -> None:
-    """Refuse a batch in which no tensor has `size` as its first dimension."""
-    import torch  # noqa: PLC0415
-    from torch.utils._pytree import tree_leaves  # noqa: PLC0415
-
-    shapes = [tuple(t.shape) for t in tree_leaves(batch) if isinstance(t, torch.Tensor)]
-    if shapes and not any(shape[:1] == (size,) for shape in shapes):
-        raise WorkloadError(
-            f"batch({size}) returned tensors of shape {', '.join(map(str, shapes[:3]))}: "
-            f"none has {size} as its first dimension",
-            hint="batch(m) makes a microbatch of m examples",
         )

@@ -1,0 +1,120 @@
+"""What a workload must return, and signs that it does not train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from memfit.errors import WorkloadError
+from memfit.group import check_loss
+from memfit.records import DeviceKind, Precision, TrialSpec
+from memfit.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CheckFailed(WorkloadError):
+    """The workload ran but did not train."""
+
+    def __init__(self, rule: str, message: str, *, hint: str) -> None:
+        """Name the rule that was broken."""
+        super().__init__(message, hint=hint)
+        self.rule = rule
+
+
+def check_model(model: Any) -> torch.nn.Module:
+    """Return what `model()` returned when it is a module with something to train."""
+    import torch  # noqa: PLC0415
+
+    if not isinstance(model, torch.nn.Module):
+        raise WorkloadError(
+            f"model() returned {type(model).__name__}, not a torch.nn.Module",
+            hint="return the module that is trained",
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise WorkloadError(
+            "the model has no parameter that needs a gradient", hint="unfreeze what is trained"
+        )
+    return model
+
+
+def check_optimizer(optimizer: Any) -> Any:
+    """Return what `optimizer()` returned when it can step and clear gradients."""
+    if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
+        raise WorkloadError(
+            f"optimizer() returned {type(optimizer).__name__}, not an optimizer",
+            hint="return a torch.optim.Optimizer",
+        )
+    return optimizer
+
+
+def check_batch(batch: Any, size: int) -> None:
+    """Refuse a batch in which no tensor has `size` as its first dimension."""
+    import torch  # noqa: PLC0415
+    from torch.utils._pytree import tree_leaves  # noqa: PLC0415
+
+    shapes = [tuple(t.shape) for t in tree_leaves(batch) if isinstance(t, torch.Tensor)]
+    if shapes and not any(shape[:1] == (size,) for shape in shapes):
+        raise WorkloadError(
+            f"batch({size}) returned tensors of shape {', '.join(map(str, shapes[:3]))}: "
+            f"none has {size} as its first dimension",
+            hint="batch(m) makes a microbatch of m examples",
+        )
+
+
+def check_count(count: Any, size: int) -> int:
+    """Return the elements of a microbatch of `size` examples when they are a number of them."""
+    if not isinstance(count, int) or count < 1:
+        raise WorkloadError(
+            f"count() returned {count!r} for a microbatch of {size}",
+            hint="return the number of elements that the loss is a mean over",
+        )
+    return count
+
+
+def first_loss(workload: Workload, spec: TrialSpec) -> Callable[[Any, Any], Any]:
+    """Return the workload's loss; where kernels really run, one that looks at its value."""
+    if spec.device.kind is DeviceKind.VIRTUAL:
+        return workload.loss
+
+    def loss(model: Any, batch: Any) -> Any:
+        value = check_loss(workload.loss(model, batch))
+        import torch  # noqa: PLC0415
+
+        if not torch.isfinite(value.detach()).item():
+            raise CheckFailed(
+                "loss not finite",
+                f"the loss of the first group is {value.item()}",
+                hint="check the inputs that batch() makes and the precision",
+            )
+        return value
+
+    return loss
+
+
+def check_gradients(model: torch.nn.Module, spec: TrialSpec) -> None:
+    """Refuse a group that left parameters without a gradient, or gradients that are not finite."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    missing = [name for name, p in trained if p.grad is None]
+    if missing:
+        shown = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")  # noqa: PLR2004
+        raise CheckFailed(
+            "gradient missing",
+            f"{len(missing)} of {len(trained)} parameters got no gradient "
+            f"from a whole group: {shown}",
+            hint="use them in the loss, or freeze them with requires_grad_(False)",
+        )
+    if spec.device.kind is DeviceKind.VIRTUAL or spec.precision is Precision.FP16:
+        return  # no values there; and a scaler skips what is not finite, which is counted
+    import torch  # noqa: PLC0415
+
+    for name, parameter in trained:
+        if parameter.grad is not None and not torch.isfinite(
+            torch.linalg.vector_norm(parameter.grad)
+        ):
+            raise CheckFailed(
+                "gradient not finite",
+                f"the gradient of {name} is not finite in the first group",
+                hint="check the inputs that batch() makes, the loss and the precision",
+            )
