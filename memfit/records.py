@@ -301,6 +301,23 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecord:
+    """What the host's kernel counted and wrote of killed processes while a trial ran."""
+
+    cgroup: str | None
+    """The control group with the lowest limit on memory among those that the trial was in."""
+    cgroup_limit_bytes: int | None
+    cgroup_oom_kills: int | None
+    """Processes killed for want of memory in the trial's own group; None where not counted."""
+    system_oom_kills: int | None
+    """Processes killed for want of memory anywhere on the machine."""
+    kernel_log: Literal["names it", "does not name it", "unreadable"]
+    """Whether the kernel's log tells that the trial's process was killed for want of memory."""
+    kernel_line: str | None = None
+    """The kernel's own words, where its log names the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What decided a verdict."""
 
@@ -322,6 +339,16 @@ class Evidence:
     """What to do about it, where memfit knows."""
     output_tail: tuple[str, ...] = ()
     """Last lines that the trial printed."""
+    seen_in: str | None = None
+    """Where the message that decided was seen before: an issue, or a source file."""
+    doubtful: bool = False
+    """Whether what decided also has other causes; the trial is then repeated before it counts."""
+    free_bytes: int | None = None
+    """Free memory of the device, within the limit, when the trial failed."""
+    exit_code: int | None = None
+    """How the process ended by itself, negative for a signal; None where it left a report."""
+    host: HostRecord | None = None
+    """What the host's kernel had to say, where a process was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from memfit import virtual
+from memfit.devices.cgroup import levels, lowest_limit
 from memfit.devices.nvml import Nvml
 from memfit.errors import CannotJudge, UsageError
 from memfit.records import DeviceKind, DeviceSpec
@@ -187,7 +188,5 @@ def _host_name() -> str:
 def host_total_bytes() -> int:
     """Host memory that this process could use: the machine's, or its control group's if less."""
     total = int(psutil.virtual_memory().total)
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            return min(total, int(Path(path).read_text()))
-    return total
+    group = lowest_limit(levels())
+    return total if group is None else min(total, group.limit_bytes or total)

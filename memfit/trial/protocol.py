@@ -103,20 +103,36 @@ class Ended(msgspec.Struct, tag=True, kw_only=True):
 Message = Load | RunTrial | DescribeGpu | Ready | Failed | Gpu | Started | Ended
 
 
+class Link(msgspec.Struct, kw_only=True):
+    """One exception of those behind a failure."""
+
+    kind: str
+    """Class with its module, such as `builtins.RuntimeError`."""
+    message: str
+    bases: list[str] = msgspec.field(default_factory=list)
+    """Classes that it derives from; empty where only its name is known."""
+    raised_by: str | None = None
+    """Top package whose Python code raised it; None where compiled code did."""
+
+
 class WorkerFailure(msgspec.Struct, kw_only=True):
     """Why a worker's trial did not run to its end, as the worker saw it."""
 
     rule: str | None
     """Name of the check that failed, or None for an exception."""
-    chain: list[tuple[str, str]]
-    """Class and message of the exception and of its causes, the outermost first."""
+    chain: list[Link]
+    """The exception and everything behind it, the outermost first."""
     traceback: str | None
     hint: str | None = None
     """What memfit advises, where it raised the error itself."""
     free_bytes: int | None = None
-    """Free memory of the device when it failed."""
+    """Free memory of the device, within its limit, when it failed."""
     demand_bytes: int | None = None
     """Device memory needed when an allocation failed."""
+    refused_here: bool = False
+    """Whether the allocator had refused a request in the same phase of the same microbatch."""
+    shared_full: bool = False
+    """Whether the host's shared memory (/dev/shm) was next to full when it failed."""
 
 
 class WorkerReport(msgspec.Struct, kw_only=True):

@@ -21,7 +21,8 @@ import psutil
 
 from memfit.errors import CannotJudge, UsageError, WorkloadError
 from memfit.records import DeviceKind, Parameter, TrialResult, TrialSpec
-from memfit.trial.classify import Ending, classify
+from memfit.trial.classify import Ending, classify, helpers_lost
+from memfit.trial.host import HostWatch
 from memfit.trial.protocol import (
     Channel,
     DescribeGpu,
@@ -226,7 +227,30 @@ class TrialRunner:
         reads: ReadPass | None,
         started: float,
     ) -> Ending:
-        """Wait for a trial's end, or bring it about."""
+        """Wait for a trial's end, or bring it about, and ask the host what it knows of it."""
+        host = HostWatch(nursery.pid)
+        pids = [nursery.pid]
+        try:
+            ending = self._watch_worker(nursery, spec, folder, reads, started, pids)
+            if ending.exit_code == -signal.SIGKILL:
+                return replace(ending, host=host.record(pids))
+            report = read_report(folder)
+            if report is not None and report.failure is not None:
+                lost = helpers_lost(report.failure)
+                return replace(ending, host=host.record(lost)) if lost is not None else ending
+            return ending
+        finally:
+            host.close()
+
+    def _watch_worker(
+        self,
+        nursery: _Nursery,
+        spec: TrialSpec,
+        folder: Path,
+        reads: ReadPass | None,
+        started: float,
+        pids: list[int],
+    ) -> Ending:
         try:
             nursery.channel.send(RunTrial(spec=spec, folder=str(folder), reads=reads))
             answer = nursery.channel.receive(60)
@@ -234,6 +258,7 @@ class TrialRunner:
             return self._ended(nursery.kill(ends_by_itself=True), started)
         if not isinstance(answer, Started):
             raise CannotJudge("the process that starts trials does not answer", hint="try again")
+        pids.insert(0, answer.pid)
         try:
             return self._wait(nursery, answer.pid, spec, folder, started)
         except (EOFError, OSError):
@@ -324,6 +349,7 @@ class _Nursery:
                 start_new_session=True,
             )
         theirs.close()
+        self.pid = self._process.pid
         self.channel = Channel(ours)
 
     def kill(self, *, ends_by_itself: bool = False) -> int:

@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 from memfit.errors import MemfitError
 from memfit.records import DeviceKind, TrialSpec
+from memfit.trial.chain import links
 from memfit.trial.checks import CheckFailed
 from memfit.trial.protocol import WorkerFailure
 from memfit.trial.reads import TrialReads
 from memfit.workload import user_traceback
 
 _FEW = 5
+_NEARLY_FULL_SHARE = 0.05
 
 
 def describe_failure(
-    error: BaseException, *, free_bytes: int | None, demand_bytes: int | None
+    error: BaseException,
+    *,
+    free_bytes: int | None,
+    demand_bytes: int | None,
+    refused_here: bool,
 ) -> WorkerFailure:
     """Turn whatever ended a trial into words, without keeping its frames.
 
     Args:
         error: What was raised.
-        free_bytes: Free memory of the device when it was raised.
+        free_bytes: Free memory of the device, within its limit, when it was raised.
         demand_bytes: Device memory needed when an allocation failed.
+        refused_here: Whether the allocator was refused memory in the same phase.
     """
-    chain: list[tuple[str, str]] = []
-    link: BaseException | None = error
-    while link is not None and len(chain) < 10:  # noqa: PLR2004
-        kind = type(link)
-        chain.append((f"{kind.__module__}.{kind.__qualname__}", str(link)))
-        link = link.__cause__ or link.__context__
     known = isinstance(error, MemfitError)
     return WorkerFailure(
         rule=error.rule if isinstance(error, CheckFailed) else "contract" if known else None,
-        chain=chain,
+        chain=links(error),
         traceback=error.details if isinstance(error, MemfitError) else user_traceback(error),
         hint=error.hint if isinstance(error, MemfitError) else None,
         free_bytes=free_bytes,
         demand_bytes=demand_bytes,
+        refused_here=refused_here,
+        shared_full=_shared_memory_is_full(),
     )
+
+
+def _shared_memory_is_full() -> bool:
+    try:
+        room = shutil.disk_usage("/dev/shm")  # noqa: S108 - looked at, not written to
+    except OSError:
+        return False
+    return room.free < _NEARLY_FULL_SHARE * room.total
 
 
 def limits_of(model: Any, spec: TrialSpec, reads: TrialReads) -> list[str]:

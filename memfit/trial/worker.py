@@ -83,7 +83,7 @@ class _Trial:
         self._model: Any = None
         self._optimizer: Any = None
         self._failed_demand: int | None = None
-        self._failed_free: int | None = None
+        self._refused_at: Mark | None = None
         self._baseline = 0
         self._gradient_bytes = 0
         self._group = 0
@@ -257,7 +257,7 @@ class _Trial:
             if reading.allocated_bytes is not None:
                 outside = reading.outside_allocator_bytes or 0
                 self._failed_demand = reading.allocated_bytes + requested + outside
-            self._failed_free = free
+            self._refused_at = self._mark
 
         attach(observe)
 
@@ -318,20 +318,35 @@ class _Trial:
         """Turn whatever ended the trial into words, without keeping its frames."""
         return describe_failure(
             error,
-            free_bytes=self._failed_free if self._failed_free is not None else self._free_bytes(),
+            free_bytes=self._free_bytes(),
             demand_bytes=self._failed_demand,
+            refused_here=self._refused_at == self._mark or self._flushed_here(),
         )
 
     def _free_bytes(self) -> int | None:
+        """Free memory of the device, or what is left of the limit where that is less."""
         reader = getattr(self, "_reader", None)
         if reader is None or reader.device.type != "cuda":
             return None
         import torch  # noqa: PLC0415
 
         try:
-            return int(torch.cuda.mem_get_info(reader.device)[0])
+            free, total = torch.cuda.mem_get_info(reader.device)
         except RuntimeError:  # a context that an earlier error has broken answers nothing
             return None
+        return max(min(free, self._spec.device.limit_bytes - (total - free)), 0)
+
+    def _flushed_here(self) -> bool:
+        """Whether the allocator had to flush its cache in the phase that failed.
+
+        It does so before it gives up, also where it then fails to say why (MIG, NCCL).
+        """
+        if self._recorder is None or self._recorder.current is None:
+            return False
+        with contextlib.suppress(RuntimeError):
+            now = self._reader.read(device_used=False).alloc_retries
+            return now is not None and now > (self._recorder.retries or 0)
+        return False
 
     def report(self, failure: WorkerFailure | None) -> WorkerReport:
         """Collect what was measured."""

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from memfit.records import DeviceMemory, DeviceSpec, Split, TrialResult, TrialSpec, Verdict
-from memfit.trial.classify import Ending, classify
-from memfit.trial.protocol import Mark, WorkerFailure, WorkerReport
-from memfit.units import GIB
+from memfit.records import (
+    DeviceKind,
+    DeviceMemory,
+    DeviceSpec,
+    HostRecord,
+    Split,
+    TrialResult,
+    TrialSpec,
+    Verdict,
+)
+from memfit.trial.classify import Ending, classify, helpers_lost
+from memfit.trial.protocol import Link, Mark, WorkerFailure, WorkerReport
+from memfit.units import GIB, MIB
 from tests import sample
 
 GPU = dataclasses.replace(sample.RTX_4090, limit_bytes=20 * GIB)
@@ -36,10 +45,11 @@ def memory(**changes: int | None) -> DeviceMemory:
     return DeviceMemory(**{**fields, "rank": 0, "device": 0, "phases": (), **changes})
 
 
-def failure(*chain: tuple[str, str], **changes: Any) -> WorkerFailure:
+def failure(*chain: tuple[str, str] | Link, **changes: Any) -> WorkerFailure:
+    links = [c if isinstance(c, Link) else Link(kind=c[0], message=c[1]) for c in chain]
     fields: dict[str, Any] = {
         "rule": None,
-        "chain": list(chain),
+        "chain": links,
         "traceback": "the user's traceback",
         "free_bytes": 10 * GIB,
         "demand_bytes": None,
@@ -85,12 +95,135 @@ def test_a_signal_is_a_crash_with_the_signals_name(number: signal.Signals) -> No
     assert f"ended by {number.name}" in result.evidence.text
 
 
-def test_a_kill_is_said_to_be_perhaps_the_kernels() -> None:
-    killed = judged(None, ending=Ending(exit_code=-signal.SIGKILL)).evidence.text
-    fault = judged(None, ending=Ending(exit_code=-signal.SIGSEGV)).evidence.text
+def host(**changes: Any) -> HostRecord:
+    fields: dict[str, Any] = {
+        "cgroup": "/user.slice/job_7",
+        "cgroup_limit_bytes": 2 * GIB,
+        "cgroup_oom_kills": 0,
+        "system_oom_kills": 0,
+        "kernel_log": "unreadable",
+    }
+    return HostRecord(**{**fields, **changes})
 
-    assert "host memory runs out" in killed
-    assert "host memory" not in fault
+
+NAMED: dict[str, Any] = {
+    "kernel_log": "names it",
+    "kernel_line": "Memory cgroup out of memory: Killed process 28088 (python3) anon-rss:108936kB",
+}
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict", "rule", "doubtful", "said"),
+    [
+        (host(**NAMED), Verdict.HOST_OOM, "kernel's record of the kill", False, "process 28088"),
+        (
+            host(**NAMED, cgroup=None, cgroup_limit_bytes=None, cgroup_oom_kills=None),
+            Verdict.HOST_OOM,
+            "kernel's record of the kill",
+            False,
+            "the kernel killed it for want of host memory: Memory cgroup",
+        ),
+        (
+            host(cgroup_oom_kills=1),
+            Verdict.HOST_OOM,
+            "control group's count of kills",
+            False,
+            "counted 1 kill for want of host memory (control group /user.slice/job_7, limit 2.00",
+        ),
+        (
+            host(cgroup_oom_kills=None, system_oom_kills=2),
+            Verdict.HOST_OOM,
+            "machine's count of kills",
+            True,
+            "counted 2 kills for want of host memory on this machine",
+        ),
+        # Somebody else's kills: the log names every process, or our own group counted none.
+        (
+            host(kernel_log="does not name it", cgroup_oom_kills=1, system_oom_kills=1),
+            Verdict.CRASH,
+            "SIGKILL",
+            False,
+            "the kernel's log does not name it",
+        ),
+        (
+            host(system_oom_kills=3),
+            Verdict.CRASH,
+            "SIGKILL",
+            False,
+            "its control group counted no kill",
+        ),
+        (
+            host(cgroup=None, cgroup_limit_bytes=None, cgroup_oom_kills=None),
+            Verdict.CRASH,
+            "SIGKILL",
+            False,
+            "is unknown, because neither a control group nor the kernel's log can be read",
+        ),
+        (None, Verdict.CRASH, "SIGKILL", False, "is unknown"),
+    ],
+)
+def test_a_kill_is_the_kernels_only_where_it_says_so(
+    seen: HostRecord | None, verdict: Verdict, rule: str, said: str, *, doubtful: bool
+) -> None:
+    result = judged(None, ending=Ending(exit_code=-signal.SIGKILL, host=seen))
+
+    assert told(result) == (verdict, rule)
+    assert result.evidence.doubtful is doubtful
+    assert said in result.evidence.text
+    assert result.evidence.host == seen
+    assert result.evidence.exit_code == -9
+
+
+def test_the_hosts_record_has_no_part_in_other_signals() -> None:
+    seen = host(cgroup_oom_kills=1)
+    result = judged(None, ending=Ending(exit_code=-signal.SIGSEGV, host=seen))
+
+    assert told(result) == (Verdict.CRASH, "SIGSEGV")
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict", "rule"),
+    [
+        (
+            (
+                "terminate called after throwing an instance of 'c10::Error'",
+                "  what():  CUDA error: out of memory",
+            ),
+            Verdict.OOM,
+            "CUDA runtime",
+        ),
+        (
+            (
+                "terminate called after throwing an instance of 'std::bad_alloc'",
+                "  what():  std::bad_alloc",
+            ),
+            Verdict.HOST_OOM,
+            "C++ allocation",
+        ),
+        (
+            ("  what():  CUDA error: an illegal memory access was encountered",),
+            Verdict.CRASH,
+            "SIGABRT",
+        ),
+        (("the log said: CUDA error: out of memory",), Verdict.CRASH, "SIGABRT"),
+        ((), Verdict.CRASH, "SIGABRT"),
+    ],
+)
+def test_an_abort_counts_by_the_exception_that_nobody_caught_and_is_doubtful(
+    lines: tuple[str, ...], verdict: Verdict, rule: str
+) -> None:
+    result = judged(None, ending=Ending(exit_code=-signal.SIGABRT), output_tail=lines)
+
+    assert told(result) == (verdict, rule)
+    assert result.evidence.doubtful is verdict.limits_size
+    assert result.evidence.output_tail == lines
+
+
+def test_a_bus_error_comes_with_advice_on_shared_memory() -> None:
+    result = judged(None, ending=Ending(exit_code=-signal.SIGBUS))
+
+    assert told(result) == (Verdict.CRASH, "SIGBUS")
+    assert "/dev/shm" in (result.evidence.hint or "")
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 70])
@@ -194,6 +327,12 @@ def test_an_oom_that_the_users_code_wrapped_is_found(chain: tuple[tuple[str, str
         ),
         ("torch.AcceleratorError", "CUDA error: out of memory", Verdict.OOM, "CUDA runtime"),
         (
+            "torch._inductor.exc.Wrapped",
+            "Triton Error [CUDA]: out of memory",
+            Verdict.OOM,
+            "Triton",
+        ),
+        (
             "torch.distributed.DistBackendError",
             "Cuda failure 2 'out of memory'",
             Verdict.OOM,
@@ -208,23 +347,162 @@ def test_a_message_decides_where_the_class_does_not(
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    "link",
     [
-        ("builtins.ValueError", "the user's own words: CUDA out of memory. Tried to allocate"),
-        ("builtins.KeyError", "'CUDA error: out of memory'"),
-        ("builtins.SystemExit", "CUBLAS_STATUS_ALLOC_FAILED"),
-        ("builtins.RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
-        ("builtins.RuntimeError", "CUDA error: device-side assert triggered"),
-        ("torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"),
-        ("builtins.RuntimeError", ""),
+        Link(kind="builtins.ValueError", message="CUDA out of memory. Tried to allocate 2 GiB"),
+        Link(kind="builtins.KeyError", message="'CUDA error: out of memory'"),
+        Link(kind="builtins.SystemExit", message="CUBLAS_STATUS_ALLOC_FAILED"),
+        Link(
+            kind="train.OutOfLuck",
+            bases=["builtins.RuntimeError", "builtins.Exception"],
+            message="CUDA error: out of memory",
+        ),
+        Link(kind="builtins.RuntimeError", message="CUDA out of memory.", raised_by="train"),
+        Link(kind="builtins.RuntimeError", message="CUDA out of memory.", raised_by="nobody"),
+        Link(kind="builtins.OSError", message="[Errno 12] out of memory", raised_by="train"),
+        Link(kind="builtins.OSError", message="[Errno 28] No space left on device"),
+        Link(kind="builtins.OSError", message="cannot allocate memory in static TLS block"),
+        Link(kind="builtins.RuntimeError", message="mat1 and mat2 shapes cannot be multiplied"),
+        Link(kind="builtins.RuntimeError", message="CUDA error: device-side assert triggered"),
+        Link(
+            kind="torch.AcceleratorError",
+            message="CUDA error: an illegal memory access was encountered",
+        ),
+        Link(
+            kind="triton.runtime.errors.OutOfResources",
+            message="out of resource: shared memory, Required: 147456, Hardware limit: 101376.",
+            raised_by="triton",
+        ),
+        Link(kind="builtins.RuntimeError", message=""),
     ],
+    ids=lambda link: f"{link.kind}-{link.message[:20]}",
 )
-def test_every_other_exception_is_the_users_error(kind: str, message: str) -> None:
-    result = judged(report(failed=failure((kind, message))))
+def test_every_other_exception_is_the_users_error(link: Link) -> None:
+    result = judged(report(failed=failure(link, free_bytes=0, refused_here=True)))
 
     assert told(result) == (Verdict.ERROR, "exception")
     assert result.demand_bytes is None
     assert result.evidence.traceback == "the user's traceback"
+    assert not result.evidence.doubtful
+
+
+@pytest.mark.parametrize(
+    ("link", "verdict", "rule"),
+    [
+        (
+            Link(
+                kind="train.MyOutOfMemory",
+                bases=["torch.OutOfMemoryError", "builtins.RuntimeError"],
+                message="",
+            ),
+            Verdict.OOM,
+            "torch.OutOfMemoryError",
+        ),
+        (
+            Link(
+                kind="numpy._core._exceptions._ArrayMemoryError",
+                bases=["builtins.MemoryError"],
+                message="Unable to allocate 7.45 GiB for an array with shape (1000000000,)",
+            ),
+            Verdict.HOST_OOM,
+            "MemoryError",
+        ),
+        (
+            Link(kind="numpy.core._exceptions._ArrayMemoryError", message="Unable to allocate"),
+            Verdict.HOST_OOM,
+            "MemoryError",
+        ),
+        (
+            Link(kind="builtins.OSError", message="[Errno 12] Cannot allocate memory"),
+            Verdict.HOST_OOM,
+            "refused by the system",
+        ),
+        (
+            Link(
+                kind="builtins.OSError",
+                message="[Errno 12] Cannot allocate memory: 'ffmpeg'",
+                raised_by="subprocess",
+            ),
+            Verdict.HOST_OOM,
+            "refused by the system",
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Link) else None,
+)
+def test_a_class_decides_by_what_it_derives_from(link: Link, verdict: Verdict, rule: str) -> None:
+    outer = ("builtins.ValueError", "bad batch")
+    assert told(judged(report(failed=failure(outer, link)))) == (verdict, rule)
+
+
+def test_the_source_of_a_message_is_told() -> None:
+    found = judged(report(failed=failure(("builtins.RuntimeError", "CUDA error: out of memory"))))
+
+    assert found.evidence.seen_in == "mosaicml/composer#3397"
+    assert not found.evidence.doubtful
+
+
+KILLED = (
+    "builtins.RuntimeError",
+    "DataLoader worker (pid 4912) is killed by signal: Killed. ",
+)
+
+
+@pytest.mark.parametrize(
+    ("link", "seen", "verdict"),
+    [
+        (KILLED, host(**NAMED), Verdict.HOST_OOM),
+        (KILLED, host(cgroup_oom_kills=1), Verdict.HOST_OOM),
+        (KILLED, host(), Verdict.ERROR),
+        (KILLED, None, Verdict.ERROR),
+        (
+            ("builtins.RuntimeError", "DataLoader worker (pid(s) 4912, 4913) exited unexpectedly"),
+            host(cgroup_oom_kills=1),
+            Verdict.HOST_OOM,
+        ),
+        (
+            (
+                "concurrent.futures.process.BrokenProcessPool",
+                "A process in the process pool was terminated abruptly while the future was "
+                "running or pending.",
+            ),
+            host(cgroup_oom_kills=1),
+            Verdict.HOST_OOM,
+        ),
+        (
+            (
+                "torch.multiprocessing.spawn.ProcessExitedException",
+                "process 0 terminated with signal SIGKILL",
+            ),
+            host(cgroup_oom_kills=1),
+            Verdict.HOST_OOM,
+        ),
+        # The kernel killed something, and this failure is of another kind.
+        (("builtins.ValueError", "bad batch"), host(cgroup_oom_kills=1), Verdict.ERROR),
+        (
+            ("builtins.RuntimeError", "DataLoader worker (pid 1) is killed by signal: Aborted. "),
+            host(cgroup_oom_kills=1),
+            Verdict.ERROR,
+        ),
+    ],
+)
+def test_a_helper_that_the_kernel_killed_is_host_oom(
+    link: tuple[str, str], seen: HostRecord | None, verdict: Verdict
+) -> None:
+    result = judged(report(failed=failure(link)), ending=Ending(exit_code=0, host=seen))
+    assert result.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("message", "pids"),
+    [
+        (KILLED[1], (4912,)),
+        ("DataLoader worker (pid(s) 4912, 4913) exited unexpectedly", (4912, 4913)),
+        ("process 0 terminated with signal SIGKILL", ()),
+        ("bad batch", None),
+    ],
+)
+def test_helpers_that_were_lost_are_named(message: str, pids: tuple[int, ...] | None) -> None:
+    assert helpers_lost(failure(("builtins.RuntimeError", message))) == pids
 
 
 NOT_SUPPORTED = ("builtins.RuntimeError", "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED")
@@ -243,7 +521,26 @@ NOT_SUPPORTED = ("builtins.RuntimeError", "cuDNN error: CUDNN_STATUS_NOT_SUPPORT
 def test_a_doubtful_message_needs_a_device_with_under_a_twentieth_free(
     free: int | None, verdict: Verdict
 ) -> None:
-    assert judged(report(failed=failure(NOT_SUPPORTED, free_bytes=free))).verdict is verdict
+    result = judged(report(failed=failure(NOT_SUPPORTED, free_bytes=free)))
+
+    assert result.verdict is verdict
+    assert result.evidence.doubtful is (verdict is Verdict.OOM)
+    assert result.evidence.free_bytes == free
+
+
+@pytest.mark.parametrize(("refused", "demand"), [(True, 21 * GIB), (False, None)])
+def test_an_allocator_that_was_just_refused_memory_settles_a_doubt_and_gives_the_demand(
+    demand: int | None, *, refused: bool
+) -> None:
+    free = 10 * GIB if refused else 20 * MIB
+    doubtful = failure(NOT_SUPPORTED, free_bytes=free, refused_here=refused, demand_bytes=21 * GIB)
+    result = judged(report(failed=doubtful))
+
+    assert result.verdict is Verdict.OOM
+    assert result.demand_bytes == demand
+    assert ("just been refused" if refused else "20.00 MiB of the device free") in (
+        result.evidence.text
+    )
 
 
 def test_a_broken_rule_of_the_contract_is_told_in_its_own_words() -> None:
@@ -322,6 +619,30 @@ def test_on_the_cpu_a_peak_above_the_limit_does_not_fit_however_it_ended() -> No
 
     assert told(result) == (Verdict.HOST_OOM, "resident memory above the limit")
     assert result.demand_bytes == 5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("kind", "reserved", "verdict"),
+    [
+        (DeviceKind.CUDA, 19 * GIB, Verdict.OOM),
+        (DeviceKind.CUDA, 18 * GIB, Verdict.FITS),
+        # A virtual card is as large as the limit: its driver refuses what does not fit.
+        (DeviceKind.VIRTUAL, 19 * GIB, Verdict.FITS),
+    ],
+)
+def test_on_a_real_gpu_what_lies_outside_the_allocator_counts_towards_the_limit(
+    kind: DeviceKind, reserved: int, verdict: Verdict
+) -> None:
+    used = memory(
+        peak_allocated_bytes=15 * GIB,
+        peak_reserved_bytes=reserved,
+        outside_allocator_bytes=2 * GIB,
+    )
+    result = judged(report(used), device=dataclasses.replace(GPU, kind=kind))
+
+    assert result.verdict is verdict
+    assert result.demand_bytes == 17 * GIB
+    assert ("21.00 GiB were used of 20.00 GiB" in result.evidence.text) is (verdict is Verdict.OOM)
 
 
 # -- evidence ------------------------------------------------------------------------------------
