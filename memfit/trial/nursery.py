@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from memfit.errors import MemfitError, UsageError
 from memfit.records import Environment
-from memfit.trial import worker
+from memfit.trial import lazy, worker
 from memfit.trial.protocol import (
     OUTPUT,
     Channel,
@@ -34,6 +34,7 @@ from memfit.trial.protocol import (
     RunTrial,
     Started,
 )
+from memfit.virtual import control
 from memfit.workload import LoadedWorkload, load
 
 _POLL_S = 0.005
@@ -87,6 +88,8 @@ def _load(channel: Channel, request: Load) -> LoadedWorkload | None:
         # OpenMP does not survive a fork once it has started its threads.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        if request.may_fork and control.active():
+            lazy.install()
         _warm_up()
         loaded = load(request.target, request.parameters)
         torch.set_num_threads(threads)
@@ -119,7 +122,7 @@ def _warm_up() -> None:
     """Import what torch imports on first use, once here instead of once in every child."""
     import torch  # noqa: PLC0415
 
-    # The first optimizer imports the compiler's front end, which takes most of a second.
+    # The first optimizer imports the compiler, where nothing stands in for it.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
 
@@ -138,8 +141,6 @@ def _environment() -> Environment:
 
     from memfit import __version__  # noqa: PLC0415
     from memfit.devices.nvml import Nvml  # noqa: PLC0415
-    from memfit.virtual import control  # noqa: PLC0415
-
     return Environment(
         memfit=__version__,
         python=platform.python_version(),
@@ -187,8 +188,6 @@ def _gpu_facts() -> bytes:
     import msgspec  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
-    from memfit.virtual import control  # noqa: PLC0415
-
     try:
         facts = torch.cuda.get_device_properties(torch.cuda.current_device())
         gpu = Gpu(
@@ -209,6 +208,7 @@ def _fork_trial(channel: Channel, loaded: LoadedWorkload, request: RunTrial) -> 
             channel.close()
             os.setpgid(0, 0)
             _die_with_parent()
+            lazy.end_instead_of_importing()
             _become_worker(loaded, request)
         finally:
             os._exit(70)
@@ -219,7 +219,10 @@ def _fork_trial(channel: Channel, loaded: LoadedWorkload, request: RunTrial) -> 
         while True:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                channel.send(Ended(exit_code=os.waitstatus_to_exitcode(status)))
+                code = os.waitstatus_to_exitcode(status)
+                if code == lazy.NEEDS_COMPILER:
+                    lazy.import_compiler()
+                channel.send(Ended(exit_code=code))
                 return
             channel.receive(_POLL_S)  # the parent says nothing now; its end raises EOFError
     except (EOFError, BrokenPipeError):

@@ -23,7 +23,9 @@ from memfit.errors import CannotJudge, UsageError, WorkloadError
 from memfit.records import DeviceKind, Parameter, TrialResult, TrialSpec
 from memfit.trial.classify import Ending, classify, helpers_lost
 from memfit.trial.host import HostWatch
+from memfit.trial.lazy import NEEDS_COMPILER
 from memfit.trial.protocol import (
+    OUTPUT,
     Channel,
     DescribeGpu,
     Ended,
@@ -183,6 +185,9 @@ class TrialRunner:
         self._nursery = nursery
         try:
             ending = self._watch(nursery, spec, folder, reads, started)
+            if ending.exit_code == NEEDS_COMPILER:  # the nursery has it by now
+                (folder / OUTPUT).unlink(missing_ok=True)
+                ending = self._watch(nursery, spec, folder, reads, started)
         except BaseException:
             self.close()
             raise

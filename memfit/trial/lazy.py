@@ -1,0 +1,149 @@
+"""torch's compiler, imported when something compiles and not before.
+
+Training without `torch.compile` asks `torch._dynamo` only to keep out of the way (`disable`,
+`graph_break`), but imports all of it for that, which takes about as long as importing torch. Until
+more is asked of it, a stand-in answers: with no compiler loaded nothing is being compiled, so there
+is nothing to keep out of. Device memory does not differ. Host memory does, so trials on the CPU
+device do without the stand-in.
+
+Where a trial asks for more, it ends with `NEEDS_COMPILER`; the nursery imports the compiler once
+and the trial is started again.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+NEEDS_COMPILER = 75
+"""Exit status of a trial that has to be started again, with the compiler imported."""
+_NAME = "torch._dynamo"
+_CONFIG = f"{_NAME}.config"
+
+
+def install() -> None:
+    """Put the stand-in in the compiler's place, if that is not imported yet."""
+    import torch  # noqa: PLC0415
+
+    if _NAME in sys.modules:
+        return
+    stand_in = _StandIn(Path(torch.__file__).parent / "_dynamo")
+    sys.modules[_NAME] = stand_in
+    torch._dynamo = stand_in  # type: ignore[assignment]  # noqa: SLF001
+    sys.meta_path.insert(0, stand_in.finder)
+
+
+def import_compiler() -> None:
+    """Import the compiler now, where only the stand-in is there."""
+    found = sys.modules.get(_NAME)
+    if isinstance(found, _StandIn):
+        found.replace()
+
+
+def end_instead_of_importing() -> None:
+    """In the process of a trial: end it where the compiler would have to be imported."""
+    found = sys.modules.get(_NAME)
+    if isinstance(found, _StandIn):
+        found.trial = os.getpid()
+
+
+class _StandIn(ModuleType):
+    """Answers for `torch._dynamo` as long as nothing is compiled."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(_NAME)
+        self.__path__: list[str] = []
+        self.folder = folder
+        self.finder = _Finder(self)
+        self.real: ModuleType | None = None
+        self.trial: int | None = None
+        """Process that ends instead of importing the compiler."""
+
+    def graph_break(self, msg: str = "") -> None:
+        """Do nothing: nothing is compiled."""
+
+    def disable(self, fn: Any = None, *rest: Any, **options: Any) -> Any:
+        """Keep the compiler out of a function, once there is one."""
+        if not isinstance(fn, FunctionType):
+            return self.replace().disable(fn, *rest, **options)
+        kept_out: Callable[..., Any] | None = None
+
+        @functools.wraps(fn)
+        def call(*args: Any, **keywords: Any) -> Any:
+            nonlocal kept_out
+            if self.real is None:
+                return fn(*args, **keywords)
+            if kept_out is None:
+                kept_out = self.real.disable(fn, *rest, **options)
+            return kept_out(*args, **keywords)
+
+        return call
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer from the compiler itself, but for its settings, which import nothing else."""
+        if name == "config" and self.real is None:
+            return self._import_config()
+        return getattr(self.replace(), name)
+
+    def replace(self) -> ModuleType:
+        """Import the compiler in the place of this module."""
+        if self.real is None and sys.modules.get(_NAME) is self:
+            if self.trial == os.getpid():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(NEEDS_COMPILER)
+            del sys.modules[_NAME]
+            if self.finder in sys.meta_path:
+                sys.meta_path.remove(self.finder)
+            self.real = importlib.import_module(_NAME)
+        return self.real or sys.modules[_NAME]
+
+    def _import_config(self) -> ModuleType:
+        if _CONFIG not in sys.modules:
+            spec = importlib.util.spec_from_file_location(_CONFIG, self.folder / "config.py")
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[_CONFIG] = module
+            spec.loader.exec_module(module)
+        return sys.modules[_CONFIG]
+
+
+class _Finder:
+    """Imports the compiler as a whole where one of its modules is asked for."""
+
+    def __init__(self, stand_in: _StandIn) -> None:
+        self._stand_in = stand_in
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find a module of the compiler, which may have been imported by then."""
+        if not name.startswith(f"{_NAME}."):
+            return None
+        package = self._stand_in.replace()
+        if name in sys.modules:
+            return importlib.machinery.ModuleSpec(name, _Imported(sys.modules[name]))  # type: ignore[arg-type]
+        return importlib.machinery.PathFinder.find_spec(name, package.__path__, target)
+
+
+class _Imported:
+    """Loads a module that is imported already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Leave it to the import system, which this loader overrules."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module that is there in the place of the new one."""
+        sys.modules[module.__name__] = self._module

@@ -1,0 +1,320 @@
+"""Does the emitted size survive, and is it the largest? Random workloads on virtual cards.
+
+    python -m tests.benchmarks.survival --count 200 --seed 0 --markdown reports/survival.md
+
+For each drawn question a probe answers. Then, in fresh processes and in full groups: the answer
+has to run 20 groups, without allocator retries once the optimizer's state is there; the next
+candidate above it must not fit; nor may sizes above it that are taken at random, so that a size
+that the search passed over is seen. Where nothing fits, the same is asked of the smallest size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import os
+import platform
+import random
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from memfit.batch import Candidates, candidates
+from memfit.devices.select import choose, describe
+from memfit.errors import NothingFits
+from memfit.probe import ProbeRequest, run_probe, worker_environment
+from memfit.records import DeviceSpec, ProbeResult, TrialResult, TrialSpec, Verdict
+from memfit.trial.runner import TrialRunner
+from memfit.units import format_bytes
+from tests.benchmarks.draws import TARGET, Question, draw
+from tests.benchmarks.nurseries import shared
+from tests.benchmarks.scan import Deaf
+
+GROUPS = 20
+SETTLED = 4
+"""The most groups that a probe's trial runs until its allocator stops retrying."""
+NEAR = 6
+"""Sizes taken at random from those up to twice the answer."""
+FAR = 2
+"""Sizes taken at random from all above the answer."""
+HEADROOM = "2%"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One size in a fresh process, in full groups."""
+
+    microbatch: int
+    accumulation_steps: int
+    verdict: Verdict
+    groups_run: int
+    retries: int | None
+    """Allocator retries in all groups after the first."""
+    settling: int | None = None
+    """Those of them in groups that a probe's own trial may run, where there are any."""
+    peak_bytes: int | None
+    text: str
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What became of one question."""
+
+    question: Question
+    limit_bytes: int
+    answer: int | None
+    """The emitted size; None where nothing fits."""
+    certificate: str
+    """What bounds the certificate: tried, cap, budget; `nothing fits` without one."""
+    trials: int
+    sizes: tuple[tuple[int, str], ...]
+    """Sizes that the probe tried, in its order, with their verdicts."""
+    notes: tuple[str, ...]
+    survival: Tried | None
+    """The answer over 20 groups."""
+    next: Tried | None
+    """The next candidate above; None where the answer is the largest candidate."""
+    above: tuple[Tried, ...]
+    """Other candidates above, at random."""
+    wall_s: float
+    failure: str | None = None
+    """What ended the probe, when that was neither an answer nor that nothing fits."""
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the answer, in words."""
+        if self.failure is not None:
+            return [f"the probe failed: {self.failure}"]
+        found = []
+        if self.certificate in ("budget", "time"):
+            found.append("the search ended before its certificate was whole")
+        if self.survival is not None:
+            if self.survival.verdict is not Verdict.FITS or self.survival.groups_run < GROUPS:
+                found.append(
+                    f"{self.answer} did not survive {GROUPS} groups: {self.survival.verdict}, "
+                    f"{self.survival.text}"
+                )
+            elif self.survival.retries != (self.survival.settling or 0):
+                found.append(
+                    f"{self.answer} had allocator retries after group {SETTLED}: "
+                    f"{self.survival.retries} in all, {self.survival.settling or 0} before"
+                )
+        for tried in (self.next, *self.above):
+            if tried is not None and not tried.verdict.limits_size:
+                found.append(f"{tried.microbatch} above {self.answer}: {tried.verdict}")
+        return found
+
+
+def candidates_of(question: Question) -> Candidates:
+    """Return the sizes that a probe of this question could answer with."""
+    return candidates(
+        logical_batch=question.logical_batch,
+        replicas=question.replicas,
+        policy=question.policy,
+        max_microbatch=None,
+    )
+
+
+@contextmanager
+def allocator(settings: str) -> Iterator[None]:
+    """Have workers that start meanwhile configure PyTorch's allocator so."""
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    kept = {name: os.environ.pop(name, None) for name in names}
+    if settings:
+        os.environ[names[0]] = settings
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def examine(question: Question) -> Finding:
+    """Answer one question with a probe, and put the answer to the proof."""
+    began = time.monotonic()
+    with allocator(question.allocator):
+        result, failure = _probe(question)
+        answer = result.split.microbatch if result is not None else None
+        survival, tried, limit = None, (), 0
+        if failure is None:
+            survival, tried, limit = _prove(question, answer)
+    return Finding(
+        question=question,
+        limit_bytes=limit,
+        answer=answer,
+        certificate=result.certificate.ceiling if result else "nothing fits",
+        trials=len(result.trials) if result else 0,
+        sizes=tuple((t.spec.split.microbatch, t.verdict.value) for t in result.trials)
+        if result
+        else (),
+        notes=result.notes if result else (),
+        survival=survival,
+        next=tried[0] if tried else None,
+        above=tried[1:],
+        wall_s=time.monotonic() - began,
+        failure=failure,
+    )
+
+
+def _probe(question: Question) -> tuple[ProbeResult | None, str | None]:
+    with tempfile.TemporaryDirectory(prefix="memfit-bench-") as folder:
+        request = ProbeRequest(
+            target=TARGET,
+            parameters={name: str(value) for name, value in question.parameters.items()},
+            device=question.card,
+            memory=question.memory,
+            headroom=HEADROOM,
+            logical_batch=question.logical_batch,
+            replicas=question.replicas,
+            policy=question.policy,
+            precision=question.precision,
+            clip_norm=question.clip_norm,
+            out=Path(folder) / "probe",
+        )
+        try:
+            return run_probe(request, Deaf())[0], None
+        except NothingFits:
+            return None, None
+        except Exception as error:  # noqa: BLE001 - a probe that fails is a finding
+            return None, f"{type(error).__name__}: {error}"
+
+
+def _prove(
+    question: Question, answer: int | None
+) -> tuple[Tried | None, tuple[Tried, ...], int]:
+    choice = choose(question.card)
+    device = describe(choice, memory_limit=None, headroom=HEADROOM, memory=question.memory)
+    sizes = candidates_of(question)
+    survival = None
+    with TrialRunner(
+        TARGET,
+        question.parameters,
+        environment=worker_environment(choice, device),
+    ) as runner:
+        runner.open()
+        if answer is not None:
+            survival = _try(runner, device, question, sizes, answer, groups=GROUPS)
+            if survival.retries:
+                short = _try(runner, device, question, sizes, answer, groups=SETTLED)
+                survival = dataclasses.replace(survival, settling=short.retries)
+        tried = tuple(
+            _try(runner, device, question, sizes, size)
+            for size in above(question, sizes.sizes, answer)
+        )
+    return survival, tried, device.limit_bytes
+
+
+def above(question: Question, sizes: Sequence[int], answer: int | None) -> list[int]:
+    """Pick what is tried above the answer: the next candidate first, then at random."""
+    dice = random.Random(f"above {question}")  # noqa: S311 - nothing is kept secret here
+    over = [size for size in sizes if size > (answer or 0)]
+    if not over:
+        return []
+    near = [size for size in over[1:] if size <= 2 * max(answer or 0, over[0])]
+    picked = dice.sample(near, min(NEAR, len(near)))
+    far = [size for size in over[1:] if size not in picked]
+    return [over[0], *sorted([*picked, *dice.sample(far, min(FAR, len(far)))])]
+
+
+def _try(
+    runner: TrialRunner,
+    device: DeviceSpec,
+    question: Question,
+    sizes: Candidates,
+    size: int,
+    *,
+    groups: int = 2,
+) -> Tried:
+    split = sizes.split(size)
+    result = runner.run(
+        TrialSpec(
+            index=size,
+            purpose="confirm",
+            split=split,
+            group_microbatches=split.accumulation_steps,
+            groups=groups,
+            precision=question.precision,
+            clip_norm=question.clip_norm,
+            device=device,
+        )
+    )
+    return Tried(
+        microbatch=size,
+        accumulation_steps=split.accumulation_steps,
+        verdict=result.verdict,
+        groups_run=result.groups_run,
+        retries=_steady_retries(result),
+        peak_bytes=result.peak_bytes,
+        text=result.evidence.text,
+        wall_s=result.wall_s,
+    )
+
+
+def _steady_retries(result: TrialResult) -> int | None:
+    counts = [
+        phase.alloc_retries
+        for device in result.devices
+        for phase in device.phases
+        if phase.groups == "later" and phase.alloc_retries is not None
+    ]
+    return sum(counts) if counts else None
+
+
+# -- running -------------------------------------------------------------------------------------
+
+
+class Store:
+    """A file with one finding a line, so that a long run can be interrupted and go on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[bytes, Finding] = {}
+        if path.exists():
+            for line in path.read_bytes().splitlines():
+                finding = msgspec.json.decode(line, type=Finding)
+                self._known[_key(finding.question)] = finding
+
+    def __getitem__(self, question: Question) -> Finding | None:
+        """Return what is known of a question."""
+        return self._known.get(_key(question))
+
+    def add(self, finding: Finding) -> None:
+        """Keep a finding."""
+        self._known[_key(finding.question)] = finding
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(finding) + b"\n")
+
+
+def _key(question: Question) -> bytes:
+    return msgspec.json.encode(question)
+
+
+def run(questions: Sequence[Question], store: Store) -> list[Finding]:
+    """Examine what is not known yet; questions with the same nursery follow each other."""
+    missing = [question for question in questions if store[question] is None]
+    missing.sort(key=lambda q: (q.allocator, q.card, q.index))
+    with tempfile.TemporaryDirectory(prefix="memfit-bench-") as folder, shared(Path(folder)):
+        for number, question in enumerate(missing, start=1):
+            finding = examine(question)
+            store.add(finding)
+            said = "; ".join(finding.faults) or "holds"
+            print(
+                f"{number}/{len(missing)} #{question.index} {question.title}: "
+                f"{finding.answer} in {finding.trials} trials, {finding.wall_s:.1f} s: {said}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return [finding for question in questions if (finding := store[question]) is not None]
