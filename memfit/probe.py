@@ -20,6 +20,7 @@ from memfit.errors import (
 from memfit.explain import limits_of, nothing_fits, workload_error
 from memfit.folder import ProbeFolder
 from memfit.question import (
+    MOST_TRIALS,
     ProbeListener,
     ProbeRequest,
     ask_cuda,
@@ -159,7 +160,7 @@ class _Probe:
             clip_norm=request.clip_norm,
             group_microbatches=request.group_microbatches,
             max_microbatch=request.max_microbatch,
-            max_trials=request.max_trials,
+            max_trials=request.max_trials or MOST_TRIALS[device.kind],
             time_budget_s=request.time_budget_s,
             trial_timeout_s=request.trial_timeout_s,
             seed=request.seed,

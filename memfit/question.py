@@ -24,6 +24,10 @@ from memfit.trial.protocol import Mark
 from memfit.trial.runner import TrialRunner
 from memfit.workload import split_target
 
+MOST_TRIALS = {DeviceKind.CUDA: 40, DeviceKind.CPU: 40, DeviceKind.VIRTUAL: 400}
+"""Trials that a probe may spend unless it is told otherwise. With a fragmented allocator, dozens of
+sizes above the answer have to be tried; where a trial takes milliseconds, all of them are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
@@ -43,7 +47,8 @@ class ProbeRequest:
     clip_norm: float | None = None
     group_microbatches: int = 2
     max_microbatch: int | None = None
-    max_trials: int = 40
+    max_trials: int | None = None
+    """None: `MOST_TRIALS` of the device's kind."""
     time_budget_s: float | None = None
     trial_timeout_s: float | None = 1800.0
     seed: int = 0
@@ -89,7 +94,7 @@ def check_request(request: ProbeRequest) -> None:
         ("--group-microbatches", request.group_microbatches, 2),
         ("--max-trials", request.max_trials, 1),
     ):
-        if value < least:
+        if value is not None and value < least:
             raise UsageError(f"{name} is {value}; it must be at least {least}")
     for name, amount in (
         ("--clip", request.clip_norm),

@@ -20,6 +20,7 @@ KNOW_TORCH = {
     "memfit.group",
     "memfit.selftest",
     "memfit.trial.checks",
+    "memfit.trial.lazy",
     "memfit.trial.nursery",
     "memfit.trial.replicas",
     "memfit.trial.timeline",

@@ -67,7 +67,10 @@ def probe(
     max_microbatch: Annotated[
         int | None, typer.Option(help="Try no microbatch above this.")
     ] = None,
-    max_trials: Annotated[int, typer.Option(help="Run at most this many trials.")] = 40,
+    max_trials: Annotated[
+        int | None,
+        typer.Option(help="Run at most this many trials: by default 40, on a virtual GPU 400."),
+    ] = None,
     time_budget: Annotated[
         float | None,
         typer.Option(

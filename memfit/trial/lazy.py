@@ -37,7 +37,7 @@ def install() -> None:
         return
     stand_in = _StandIn(Path(torch.__file__).parent / "_dynamo")
     sys.modules[_NAME] = stand_in
-    torch._dynamo = stand_in  # type: ignore[assignment]  # noqa: SLF001
+    torch._dynamo = stand_in  # noqa: SLF001
     sys.meta_path.insert(0, stand_in.finder)
 
 
@@ -127,6 +127,7 @@ class _Finder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Find a module of the compiler, which may have been imported by then."""
+        del path  # the stand-in has none
         if not name.startswith(f"{_NAME}."):
             return None
         package = self._stand_in.replace()

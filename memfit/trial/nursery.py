@@ -141,6 +141,7 @@ def _environment() -> Environment:
 
     from memfit import __version__  # noqa: PLC0415
     from memfit.devices.nvml import Nvml  # noqa: PLC0415
+
     return Environment(
         memfit=__version__,
         python=platform.python_version(),

@@ -63,7 +63,7 @@ class Question:
 
 def draw(seed: int, index: int) -> Question:
     """Draw question `index` of a seed."""
-    dice = random.Random(f"{seed}/{index}")  # noqa: S311 - nothing is kept secret here
+    dice = random.Random(f"{seed}/{index}")
     kind = dice.choice(KINDS)
     width = 64 * round(2 ** dice.uniform(0, 4 if kind != "cnn" else 2))
     length = {
@@ -80,9 +80,9 @@ def draw(seed: int, index: int) -> Question:
         "length": length,
         "classes": dice.choice((10, 1000, 8192, 32000)),
         "dropout": dice.choice((0.0, 0.1)),
-        "even": dice.random() < 0.5,  # noqa: PLR2004
-        "checkpointed": kind != "rnn" and dice.random() < 0.3,  # noqa: PLR2004
-        "half_weights": precision is Precision.BF16 and dice.random() < 0.3,  # noqa: PLR2004
+        "even": dice.random() < 0.5,
+        "checkpointed": kind != "rnn" and dice.random() < 0.3,
+        "half_weights": precision is Precision.BF16 and dice.random() < 0.3,
         "update": dice.choice(UPDATES),
     }
     replicas = dice.choice((1, 1, 1, 2, 4))
@@ -91,10 +91,10 @@ def draw(seed: int, index: int) -> Question:
     total = int(resident + 2 ** dice.uniform(0, 8) * example)
     total = min(max(total, LEAST_BYTES), virtual.find_card(card).total_bytes)
     logical_batch = None
-    if dice.random() < 0.7:  # noqa: PLR2004
+    if dice.random() < 0.7:
         room = max(1.0, (total - resident) / example)
-        examples = max(1, round(room * 2 ** dice.uniform(-0.5, 4)))
-        if dice.random() < 0.5:  # noqa: PLR2004 - with many divisors
+        examples = max(1, round(room * 2 ** dice.uniform(-0.5, 3.5)))
+        if examples > 256 or dice.random() < 0.5:
             examples = -(-examples // 12) * 12
         logical_batch = replicas * examples
     return Question(

@@ -10,20 +10,15 @@ that the search passed over is seen. Where nothing fits, the same is asked of th
 
 from __future__ import annotations
 
-import argparse
-import collections
 import dataclasses
 import os
-import platform
 import random
-import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -31,11 +26,11 @@ import msgspec
 from memfit.batch import Candidates, candidates
 from memfit.devices.select import choose, describe
 from memfit.errors import NothingFits
-from memfit.probe import ProbeRequest, run_probe, worker_environment
+from memfit.probe import run_probe
+from memfit.question import ProbeRequest, worker_environment
 from memfit.records import DeviceSpec, ProbeResult, TrialResult, TrialSpec, Verdict
 from memfit.trial.runner import TrialRunner
-from memfit.units import format_bytes
-from tests.benchmarks.draws import TARGET, Question, draw
+from tests.benchmarks.draws import TARGET, Question
 from tests.benchmarks.nurseries import shared
 from tests.benchmarks.scan import Deaf
 
@@ -109,10 +104,9 @@ class Finding:
                     f"{self.answer} had allocator retries after group {SETTLED}: "
                     f"{self.survival.retries} in all, {self.survival.settling or 0} before"
                 )
-        for tried in (self.next, *self.above):
-            if tried is not None and not tried.verdict.limits_size:
-                found.append(f"{tried.microbatch} above {self.answer}: {tried.verdict}")
-        return found
+        higher = [tried for tried in (self.next, *self.above) if tried is not None]
+        fits = [tried for tried in higher if not tried.verdict.limits_size]
+        return found + [f"{t.microbatch} above {self.answer}: {t.verdict}" for t in fits]
 
 
 def candidates_of(question: Question) -> Candidates:
@@ -147,12 +141,12 @@ def examine(question: Question) -> Finding:
     with allocator(question.allocator):
         result, failure = _probe(question)
         answer = result.split.microbatch if result is not None else None
-        survival, tried, limit = None, (), 0
+        proof = _Proof()
         if failure is None:
-            survival, tried, limit = _prove(question, answer)
+            proof = _prove(question, answer)
     return Finding(
         question=question,
-        limit_bytes=limit,
+        limit_bytes=proof.limit_bytes,
         answer=answer,
         certificate=result.certificate.ceiling if result else "nothing fits",
         trials=len(result.trials) if result else 0,
@@ -160,9 +154,9 @@ def examine(question: Question) -> Finding:
         if result
         else (),
         notes=result.notes if result else (),
-        survival=survival,
-        next=tried[0] if tried else None,
-        above=tried[1:],
+        survival=proof.survival,
+        next=proof.above[0] if proof.above else None,
+        above=proof.above[1:],
         wall_s=time.monotonic() - began,
         failure=failure,
     )
@@ -191,9 +185,17 @@ def _probe(question: Question) -> tuple[ProbeResult | None, str | None]:
             return None, f"{type(error).__name__}: {error}"
 
 
-def _prove(
-    question: Question, answer: int | None
-) -> tuple[Tried | None, tuple[Tried, ...], int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proof:
+    """What fresh processes showed of the answer and of what lies above it."""
+
+    limit_bytes: int = 0
+    survival: Tried | None = None
+    above: tuple[Tried, ...] = ()
+    """The next candidate first."""
+
+
+def _prove(question: Question, answer: int | None) -> _Proof:
     choice = choose(question.card)
     device = describe(choice, memory_limit=None, headroom=HEADROOM, memory=question.memory)
     sizes = candidates_of(question)
@@ -213,12 +215,12 @@ def _prove(
             _try(runner, device, question, sizes, size)
             for size in above(question, sizes.sizes, answer)
         )
-    return survival, tried, device.limit_bytes
+    return _Proof(limit_bytes=device.limit_bytes, survival=survival, above=tried)
 
 
 def above(question: Question, sizes: Sequence[int], answer: int | None) -> list[int]:
     """Pick what is tried above the answer: the next candidate first, then at random."""
-    dice = random.Random(f"above {question}")  # noqa: S311 - nothing is kept secret here
+    dice = random.Random(f"above {question.index}")
     over = [size for size in sizes if size > (answer or 0)]
     if not over:
         return []
@@ -317,4 +319,5 @@ def run(questions: Sequence[Question], store: Store) -> list[Finding]:
                 file=sys.stderr,
                 flush=True,
             )
-    return [finding for question in questions if (finding := store[question]) is not None]
+    findings = (store[question] for question in questions)
+    return [finding for finding in findings if finding is not None]

@@ -3,8 +3,8 @@
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.checkpoint import checkpoint
 
 import memfit
@@ -82,10 +82,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.entry(x)
         for index, block in enumerate(self.blocks):
-            if self.checkpointed:
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
             if self.kind == "cnn" and index % 3 == 2 and x.shape[-1] > 4:
                 x = F.max_pool2d(x, 2)
         if self.kind == "cnn":

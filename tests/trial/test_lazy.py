@@ -1,0 +1,115 @@
+"""Training in a nursery imports no compiler, until something is compiled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+_BEGIN = """
+import json, os, sys, torch
+from torch.utils.checkpoint import checkpoint
+from memfit.trial import lazy
+
+lazy.install()
+torch.set_num_threads(1)
+
+def imported():
+    return "torch._dynamo.convert_frame" in sys.modules
+
+def train(*, checkpointed=False):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        x = torch.ones(2, 4)
+        out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+_EACH = """
+print(flush=True)
+if not (pid := os.fork()):
+    def show(*values):
+        print(json.dumps([{name!r}, *values]), flush=True)
+{code}
+    os._exit(0)
+show_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(json.dumps([{name!r} + " ended", show_code]), flush=True)
+"""
+CASES = {
+    "training": """
+    train(checkpointed=True)
+    show(imported())
+""",
+    "compiled": """
+    train()
+    settings = torch._dynamo.config
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    compiled(torch.ones(2))
+    same = settings is torch._dynamo.config is sys.modules["torch._dynamo.config"]
+    train(checkpointed=True)
+    show(imported(), same)
+""",
+    "module": """
+    import torch._dynamo.utils
+    from torch._dynamo import config, convert_frame
+    same = sys.modules["torch._dynamo.utils"] is torch._dynamo.utils
+    show(imported(), same and config is torch._dynamo.config)
+""",
+    "kept out": """
+    kept_out = torch._dynamo.disable(lambda x: x.sin())
+    before = kept_out(torch.zeros(1)).item()
+    lazy.import_compiler()
+    try:
+        torch.compile(lambda x: kept_out(x) + 1, backend="eager", fullgraph=True)(torch.zeros(1))
+    except Exception as error:
+        show(before, type(error).__name__)
+""",
+    "trial": """
+    lazy.end_instead_of_importing()
+    train()
+    show("trained")
+    torch._dynamo.reset()
+    show("imported")
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, list[Any]]:
+    """What each case showed, in a child of one process that has torch and the stand-in."""
+    code = _BEGIN + "".join(_EACH.format(name=name, code=code) for name, code in CASES.items())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line]
+    found: dict[str, list[Any]] = {}
+    for name, *values in lines:
+        found.setdefault(name, []).append(values[0] if len(values) == 1 else values)
+    return found
+
+
+def test_training_imports_no_compiler(seen: dict[str, list[Any]]) -> None:
+    assert seen["training"] == [False]
+
+
+@pytest.mark.parametrize("case", ["compiled", "module"])
+def test_what_asks_for_the_compiler_gets_it_whole(case: str, seen: dict[str, list[Any]]) -> None:
+    assert seen[case] == [[True, True]]
+
+
+def test_a_function_that_was_kept_from_the_compiler_stays_so_once_there_is_one(
+    seen: dict[str, list[Any]],
+) -> None:
+    assert seen["kept out"] == [[0.0, "Unsupported"]]
+
+
+def test_a_trial_ends_where_the_compiler_would_have_to_be_imported(
+    seen: dict[str, list[Any]],
+) -> None:
+    assert seen["trial"] == ["trained"]
+    assert seen["trial ended"] == [75]
