@@ -118,6 +118,33 @@ def test_cudnn_attention_gives_the_same_bytes_every_time(on_card):
     assert len({on_card(script, card="h100-80gb") for _ in range(3)}) == 1
 
 
+@pytest.mark.parametrize("card", ["h100-80gb", "b200"])
+def test_a_plan_whose_kernel_is_not_generated_has_the_workspace_of_one_that_is(on_card, card):
+    attention = (
+        PRELUDE
+        + """
+from torch.nn.attention import SDPBackend, sdpa_kernel
+seen = []
+for shape, dtype, causal, dropout in [
+    ((2, 8, 1024, 64), torch.bfloat16, True, 0.0),
+    ((3, 4, 777, 128), torch.float16, False, 0.0),
+    ((1, 16, 2048, 80), torch.bfloat16, True, 0.125),
+]:
+    q = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        attend = F.scaled_dot_product_attention
+        attend(q, q, q, is_causal=causal, dropout_p=dropout).sum().backward()
+    seen.append(peaks())
+    torch.cuda.reset_peak_memory_stats()
+print(json.dumps(seen))
+"""
+    )
+    convolutions = CONVOLUTIONS + "step(8); step(8); print(json.dumps(peaks()))"
+    for script in (attention, convolutions):
+        without = on_card(script, card=card)
+        assert without == on_card(script, card=card, env={"MEMFIT_VGPU_COMPILE": "1"})
+
+
 def test_a_step_calls_nothing_whose_result_was_invented(on_card):
     names = on_card(
         TRANSFORMER + "step(2)\nfrom memfit.virtual import control\n"

@@ -2,7 +2,11 @@
  *
  * Since 9.8 cuDNN can plan for a device that is not there, described by a device-properties descriptor. PyTorch's
  * graphs are passed on with that descriptor in the place of the handle, and executing a plan does nothing. An older
- * cuDNN cannot: its plans are then invented, and need no workspace; memfit_vgpu_cudnn_plans() tells which it is. */
+ * cuDNN cannot: its plans are then invented, and need no workspace; memfit_vgpu_cudnn_plans() tells which it is.
+ *
+ * Engines that generate a kernel (attention) do so while their plan is finalized, which takes most of a second for each
+ * shape. Nothing here would run that kernel, and the engine's configuration already knows the workspace, so such a plan
+ * is finalized only when something else of it is asked for. MEMFIT_VGPU_COMPILE=1 always finalizes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -14,14 +18,15 @@
 
 typedef void *Descriptor;
 
-enum { TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_INT32 = 23, TYPE_CHAR = 24 };
-enum { DEVICE_PROPERTIES = 38 };
+enum { TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_NOTE = 19, TYPE_INT32 = 23, TYPE_CHAR = 24 };
+enum { ENGINE = 2, DEVICE_PROPERTIES = 38 };
+enum { NOTE_COMPILES = 0, NOTES = 16 };
 enum {
     HEURISTIC_GRAPH = 201, HEURISTIC_RESULTS = 202, HEURISTIC_DEVICE = 204,
-    CONFIG_WORKSPACE = 303, CONFIG_SHARED = 304,
-    PLAN_HANDLE = 400, PLAN_WORKSPACE = 402, PLAN_DEVICE = 407,
+    CONFIG_ENGINE = 300, CONFIG_WORKSPACE = 303, CONFIG_SHARED = 304,
+    PLAN_HANDLE = 400, PLAN_CONFIG = 401, PLAN_WORKSPACE = 402, PLAN_DEVICE = 407,
     GRAPH_HANDLE = 800, GRAPH_ENGINES = 802,
-    ENGINE_GRAPH = 1300, ENGINE_INDEX = 1301, ENGINE_DEVICE = 1307,
+    ENGINE_GRAPH = 1300, ENGINE_INDEX = 1301, ENGINE_NOTES = 1305, ENGINE_DEVICE = 1307,
     PROPERTIES_JSON = 2702,
 };
 enum { CUDNN_INTERNAL_ERROR = 4000, FIRST_WITH_DEVICES = 90800 };
@@ -95,6 +100,66 @@ static bool asks_real(void) {
 /* 1 when plans and workspaces are the real cuDNN's, 0 when they are invented. */
 API int memfit_vgpu_cudnn_plans(void) { return asks_real(); }
 
+/* Plans that are not finalized yet: with a configuration, and once that was asked, with its workspace. */
+typedef struct Plan {
+    struct Plan *next;
+    Descriptor descriptor, config;
+    int64_t workspace;
+    bool deferred;
+} Plan;
+
+static Plan *plans;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static Plan **find(Descriptor descriptor) {
+    Plan **at = &plans;
+    while (*at != NULL && (*at)->descriptor != descriptor) at = &(*at)->next;
+    return at;
+}
+
+static void remember(Descriptor descriptor, Descriptor config) {
+    pthread_mutex_lock(&lock);
+    Plan **at = find(descriptor);
+    if (*at == NULL) *at = calloc(1, sizeof **at);
+    if (*at != NULL) **at = (Plan){.descriptor = descriptor, .config = config, .next = (*at)->next};
+    pthread_mutex_unlock(&lock);
+}
+
+static void forget(Descriptor descriptor) {
+    pthread_mutex_lock(&lock);
+    Plan **at = find(descriptor), *gone = *at;
+    if (gone != NULL) *at = gone->next;
+    free(gone);
+    pthread_mutex_unlock(&lock);
+}
+
+static bool compiles(Descriptor config) {
+    Descriptor engine;
+    int notes[NOTES];
+    int64_t count = 0;
+    if (real.create(ENGINE, &engine) != SUCCESS) return false;
+    bool found = real.get(config, CONFIG_ENGINE, TYPE_DESCRIPTOR, 1, &count, &engine) == SUCCESS &&
+                 real.get(engine, ENGINE_NOTES, TYPE_NOTE, NOTES, &count, notes) == SUCCESS;
+    real.destroy(engine);
+    for (int64_t i = 0; found && i < count && i < NOTES; i++)
+        if (notes[i] == NOTE_COMPILES) return true;
+    return false;
+}
+
+/* Put the finalization of a plan off when all that it would add is a kernel. */
+static bool defer(Descriptor descriptor) {
+    const char *always = getenv("MEMFIT_VGPU_COMPILE");
+    pthread_mutex_lock(&lock);
+    Plan *plan = *find(descriptor);
+    int64_t count = 0;
+    if (plan != NULL && !(always != NULL && *always == '1'))
+        plan->deferred = compiles(plan->config) && real.get(plan->config, CONFIG_WORKSPACE, TYPE_INT64, 1, &count,
+                                                            &plan->workspace) == SUCCESS && count == 1;
+    bool deferred = plan != NULL && plan->deferred;
+    pthread_mutex_unlock(&lock);
+    return deferred;
+}
+
 API int cudnnBackendCreateDescriptor(int kind, Descriptor *out) {
     if (asks_real()) return real.create(kind, out);
     *out = token();
@@ -102,7 +167,9 @@ API int cudnnBackendCreateDescriptor(int kind, Descriptor *out) {
 }
 
 API int cudnnBackendDestroyDescriptor(Descriptor descriptor) {
-    return asks_real() ? real.destroy(descriptor) : SUCCESS;
+    if (!asks_real()) return SUCCESS;
+    forget(descriptor);
+    return real.destroy(descriptor);
 }
 
 static int set_device(Descriptor descriptor, int attribute) {
@@ -113,13 +180,36 @@ API int cudnnBackendSetAttribute(Descriptor descriptor, int attribute, int type,
     if (!asks_real() || attribute == GRAPH_HANDLE) return SUCCESS;
     if (attribute == PLAN_HANDLE) return set_device(descriptor, PLAN_DEVICE);
     int status = real.set(descriptor, attribute, type, count, values);
+    if (status == SUCCESS && attribute == PLAN_CONFIG) remember(descriptor, *(const Descriptor *)values);
     if (status != SUCCESS) return status;
     if (attribute == HEURISTIC_GRAPH) return set_device(descriptor, HEURISTIC_DEVICE);
     if (attribute == ENGINE_GRAPH) return set_device(descriptor, ENGINE_DEVICE);
     return SUCCESS;
 }
 
-API int cudnnBackendFinalize(Descriptor descriptor) { return asks_real() ? real.finalize(descriptor) : SUCCESS; }
+API int cudnnBackendFinalize(Descriptor descriptor) {
+    if (!asks_real() || defer(descriptor)) return SUCCESS;
+    forget(descriptor);
+    return real.finalize(descriptor);
+}
+
+/* The workspace of a plan that was put off; for anything else it is finalized now. */
+static bool answer_deferred(Descriptor descriptor, int attribute, int64_t room, int64_t *count, void *values) {
+    pthread_mutex_lock(&lock);
+    Plan *plan = *find(descriptor);
+    bool deferred = plan != NULL && plan->deferred;
+    bool known = deferred && attribute == PLAN_WORKSPACE;
+    if (known) {
+        if (count != NULL) *count = 1;
+        if (room > 0 && values != NULL) *(int64_t *)values = plan->workspace;
+    }
+    pthread_mutex_unlock(&lock);
+    if (deferred && !known) {
+        forget(descriptor);
+        real.finalize(descriptor);
+    }
+    return known;
+}
 
 /* Without the real library: one engine, one configuration, no workspace, everything else absent. */
 static int invent(int attribute, int type, int64_t room, int64_t *count, void *values) {
@@ -136,7 +226,10 @@ static int invent(int attribute, int type, int64_t room, int64_t *count, void *v
 
 API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type, int64_t room, int64_t *count,
                                  void *values) {
-    if (asks_real()) return real.get(descriptor, attribute, type, room, count, values);
+    if (asks_real()) {
+        if (answer_deferred(descriptor, attribute, room, count, values)) return SUCCESS;
+        return real.get(descriptor, attribute, type, room, count, values);
+    }
     return invent(attribute, type, room, count, values);
 }
 
