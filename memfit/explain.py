@@ -16,8 +16,17 @@ _DOING = {
 """What a worker was doing after a mark whose name does not say it."""
 
 
-def workload_error(result: TrialResult, target: str, *, kept: str | None) -> WorkloadError:
-    """Turn a trial that failed into the user's own words."""
+def workload_error(
+    result: TrialResult, target: str, *, earlier: Sequence[TrialResult], kept: str | None
+) -> WorkloadError:
+    """Turn a trial that failed into the user's own words.
+
+    Args:
+        result: The trial.
+        target: The user's file or module.
+        earlier: Trials that had finished before it.
+        kept: What is said of them, or None.
+    """
     evidence = result.evidence
     phase = evidence.phase or "imported"
     at = [_DOING.get(phase, phase.replace("_", " "))]
@@ -33,6 +42,17 @@ def workload_error(result: TrialResult, target: str, *, kept: str | None) -> Wor
     advice = [evidence.hint]
     if result.verdict is Verdict.TIMEOUT:
         advice.append("raise --trial-timeout if the workload is only slow")
+    first = next((t for t in earlier if t.spec.index == result.spec.repeats), None)
+    if first is not None:
+        advice.append(f"{_doubt_words(first)}, and this repetition of it did not")
+    smaller = max(
+        (t.spec.split.microbatch for t in earlier if t.verdict is Verdict.FITS), default=0
+    )
+    if 0 < smaller < result.spec.split.microbatch:
+        advice.append(
+            f"microbatch {smaller} ran: if only larger ones fail, --max-microbatch "
+            f"{result.spec.split.microbatch - 1} leaves them out"
+        )
     advice.append(kept)
     hint = "; ".join(part for part in advice if part) or None
     m = result.spec.split.microbatch
@@ -104,6 +124,35 @@ def _composition_words(made: Composition, device: DeviceSpec, *, whole: bool) ->
     lines = [f"{name:<28} {format_bytes(size):>12}" for name, size in rows if size]
     virtual_word = ", virtual" if device.kind is DeviceKind.VIRTUAL else ""
     return "\n".join([f"needed {when} (in {made.phase}{virtual_word}):", *lines])
+
+
+def disagreements(trials: Sequence[TrialResult]) -> tuple[str, ...]:
+    """Tell of doubtful trials whose repetition came out differently, one sentence each."""
+    known = {trial.spec.index: trial for trial in trials}
+    said = []
+    for again in trials:
+        first = known.get(again.spec.repeats or 0)
+        if first is not None and first.verdict is not again.verdict:
+            said.append(
+                f"microbatch {again.spec.split.microbatch} did not come out the same twice: "
+                f"{_doubt_words(first)}, and trial {again.spec.index}, its repetition, "
+                f"{_CAME_OUT.get(again.verdict, 'failed otherwise')}; the repetition counts"
+            )
+    return tuple(said)
+
+
+_CAME_OUT = {
+    Verdict.FITS: "fits",
+    Verdict.OOM: "ran out of memory",
+    Verdict.HOST_OOM: "ran out of host memory",
+    Verdict.THRASH: "thrashes",
+    Verdict.SIZE_LIMIT: "met an index limit",
+}
+
+
+def _doubt_words(first: TrialResult) -> str:
+    lack = "host memory" if first.verdict is Verdict.HOST_OOM else "device memory"
+    return f"trial {first.spec.index} looked like a lack of {lack} ({first.evidence.rule})"
 
 
 def limits_of(spec: ProbeSpec) -> tuple[str, ...]:

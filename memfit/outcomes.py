@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memfit.records import Verdict
@@ -49,8 +49,36 @@ class Outcome:
 
 
 def outcomes_of(trials: Iterable[TrialResult]) -> tuple[Outcome, ...]:
-    """Return the outcomes of a probe's trials, without those that only diagnose."""
-    return tuple(Outcome.of(trial) for trial in trials if trial.spec.purpose != "diagnose")
+    """Return the outcomes of a probe's trials: those that count for the search.
+
+    Diagnoses do not, nor does a doubtful trial: its repetition does. Where the repetition fits
+    after all, it confirms nothing by itself, so that such a size has to fit twice.
+    """
+    known = [trial for trial in trials if trial.spec.purpose != "diagnose"]
+    waiting = unrepeated(known)
+    left_out = {*repetitions(known), waiting.spec.index if waiting else None}
+    found = []
+    for trial in known:
+        if trial.spec.index not in left_out:
+            outcome = Outcome.of(trial)
+            unsure = trial.spec.repeats is not None and trial.verdict is Verdict.FITS
+            found.append(replace(outcome, full_groups=False) if unsure else outcome)
+    return tuple(found)
+
+
+def repetitions(trials: Iterable[TrialResult]) -> dict[int, int]:
+    """Return the trials that were repeated, each with the trial that repeats it."""
+    return {t.spec.repeats: t.spec.index for t in trials if t.spec.repeats is not None}
+
+
+def unrepeated(trials: Sequence[TrialResult]) -> TrialResult | None:
+    """Return the doubtful trial that is still to be repeated before it counts, or None."""
+    done = repetitions(trials)
+    for trial in trials:
+        waits = trial.evidence.doubtful and trial.verdict.limits_size
+        if waits and trial.spec.repeats is None and trial.spec.index not in done:
+            return trial
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from memfit.errors import (
     NothingFits,
     UsageError,
 )
-from memfit.explain import limits_of, nothing_fits, workload_error
+from memfit.explain import disagreements, limits_of, nothing_fits, workload_error
 from memfit.folder import ProbeFolder
+from memfit.outcomes import unrepeated
 from memfit.question import (
     MOST_TRIALS,
     ProbeListener,
@@ -51,6 +52,7 @@ from memfit.search import (
     expected_room,
     outcomes_of,
 )
+from memfit.story import tell
 from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
 from memfit.units import TIB
@@ -174,6 +176,10 @@ class _Probe:
         if self._trials:
             self._listener.resumed(len(self._trials))
         while True:
+            doubtful = unrepeated(self._trials)
+            if doubtful is not None and not self._budget_ended_a_trial:
+                self._repeat(doubtful)
+                continue
             decision = self._decide(self._spec.max_trials)
             if isinstance(decision, Ask) and self._time_is_up:
                 decision = self._decide_in_haste(decision)
@@ -216,10 +222,11 @@ class _Probe:
 
     def _decide_in_haste(self, ask: Ask) -> Decision:
         """Answer with what is known; without an answer, go on until there is one."""
-        known = self._decide(len(self._trials))
+        spent = len(outcomes_of(self._trials))
+        known = self._decide(spent)
         if isinstance(known, Found):
             return Found(certificate=replace(known.certificate, ceiling="time"), notes=known.notes)
-        last = self._decide(len(self._trials) + 1)
+        last = self._decide(spent + 1)
         return last if isinstance(last, Ask) and last.purpose == "confirm" else ask
 
     # -- trials ------------------------------------------------------------------------------
@@ -233,8 +240,24 @@ class _Probe:
             microbatch=ask.microbatch,
             group_microbatches=steps if ask.purpose == "confirm" else short,
         )
+        self._run(spec)
+
+    def _repeat(self, doubtful: TrialResult) -> None:
+        """Run a trial again whose verdict has other explanations, before it counts."""
+        index = doubtful.spec.index
+        self._run(
+            replace(
+                doubtful.spec,
+                index=len(self._trials) + 1,
+                repeats=index,
+                reason=f"trial {index} once more: {doubtful.evidence.rule} has other causes too",
+            )
+        )
+
+    def _run(self, spec: TrialSpec) -> None:
+        """Run one trial; keep what says something about its size, and stop at what does not."""
         self._listener.asked(spec)
-        answered = isinstance(self._decide(len(self._trials)), Found)
+        answered = isinstance(self._decide(len(outcomes_of(self._trials))), Found)
         haste = answered and self._time_left_s < (spec.timeout_s or math.inf)
         timeout_s = max(self._time_left_s, 0.1) if haste else spec.timeout_s
         result = self._runner.run(replace(spec, timeout_s=timeout_s))
@@ -242,7 +265,7 @@ class _Probe:
             self._budget_ended_a_trial = True
             self._listener.warned(
                 f"the time budget of {self._spec.time_budget_s:g} s ended the trial of "
-                f"microbatch {ask.microbatch}"
+                f"microbatch {spec.split.microbatch}"
             )
             return
         result = replace(result, spec=spec)
@@ -250,9 +273,13 @@ class _Probe:
         if says_something:
             self._trials.append(result)
             self._save()  # before it is told: what was seen to be finished is kept
+        elif self._trials:  # beside what had finished; alone it would only be in the way
+            self._save(stopped_by=result)
         self._listener.finished(result)
         if not says_something:
-            raise workload_error(result, self._request.target, kept=self._kept_words())
+            raise workload_error(
+                result, self._request.target, earlier=self._trials, kept=self._kept_words()
+            )
 
     def _kept_words(self) -> str | None:
         if not self._trials:
@@ -289,13 +316,14 @@ class _Probe:
 
     # -- saving and resuming -----------------------------------------------------------------
 
-    def _save(self) -> None:
+    def _save(self, *, stopped_by: TrialResult | None = None) -> None:
         progress = ProbeProgress(
             command=self._request.command,
             workload=self._workload,
             spec=self._spec,
             environment=self._environment,
             trials=tuple(self._trials),
+            stopped_by=stopped_by,
         )
         try:
             self._folder.save_progress(progress)
@@ -323,7 +351,7 @@ class _Probe:
     def _answer(self, found: Found) -> ProbeResult:
         certificate = found.certificate
         device = self._spec.device
-        notes = list(found.notes)
+        notes = [*found.notes, *disagreements(self._trials)]
         poor = poor_split_note(
             self._sizes,
             microbatch=certificate.microbatch,
@@ -346,6 +374,7 @@ class _Probe:
                 t if t.spec.index == certificate.trial else replace(t, timeline=None)
                 for t in self._trials
             ),
+            story=tell(self._trials, certificate),
             environment=self._environment,
             loss_normalisation=(
                 "each microbatch's mean loss counts by its share of the elements of the whole "

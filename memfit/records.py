@@ -137,6 +137,8 @@ class TrialSpec:
     without a limit, and never counts as a fit."""
     reason: str = ""
     """Why this size was tried, in one sentence without a full stop."""
+    repeats: int | None = None
+    """The trial that this one repeats because its verdict was doubtful; this one then counts."""
     split: Split
     group_microbatches: int
     """Microbatches run in each group: all of them, or fewer in a search trial."""
@@ -478,6 +480,25 @@ class Certificate:
     untried: tuple[int, ...] = ()
     cap: int | None = None
     """The largest candidate, and so the cap where `ceiling` is `cap`."""
+    closed_by: TriedAbove | None = None
+    """The trial above whose size nothing was tried, and its verdict: what set the ceiling. None
+    where no trial did, because the largest candidate was reached, or trials or time ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """One trial in the story of a search."""
+
+    trial: int
+    """Index of the trial."""
+    microbatch: int
+    verdict: Verdict
+    reason: str
+    """Why this size was tried."""
+    evidence: str
+    """What decided the verdict, in one sentence."""
+    change: str
+    """What the trial changed, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -499,6 +520,8 @@ class ProbeResult:
     """The answer: `microbatch`, `accumulation_steps`, `replicas`, `logical_batch`."""
     certificate: Certificate
     trials: tuple[TrialResult, ...]
+    story: tuple[Chapter, ...] = ()
+    """The search in the order of its trials: what each showed, and what it changed."""
     environment: Environment
     loss_normalisation: str
     last_group: str
@@ -524,6 +547,8 @@ class ProbeProgress:
     spec: ProbeSpec
     environment: Environment
     trials: tuple[TrialResult, ...] = ()
+    stopped_by: TrialResult | None = None
+    """The trial that stopped the probe without saying anything about its size; it is run again."""
 
 
 Record = TypeVar("Record", ProbeResult, ProbeProgress)

@@ -360,20 +360,24 @@ class _State:
             microbatch=answer,
             trial=trials[0],
             ceiling=ceiling,
-            tried_above=tuple(
-                TriedAbove(
-                    microbatch=size,
-                    trial=self.failed[size].trial,
-                    verdict=self.failed[size].verdict,
-                    demand_exceeds_limit=self._exceeds(size),
-                )
-                for size in sorted(self.failed)
-                if size > answer
-            ),
+            tried_above=tuple(self._tried(s) for s in sorted(self.failed) if s > answer),
             untried=untried,
             cap=self.candidates.largest,
+            closed_by=(
+                self._tried(self.ceiling)
+                if self.ceiling is not None and self.ceiling > answer
+                else None
+            ),
         )
         return Found(certificate=certificate, notes=self._notes())
+
+    def _tried(self, size: int) -> TriedAbove:
+        return TriedAbove(
+            microbatch=size,
+            trial=self.failed[size].trial,
+            verdict=self.failed[size].verdict,
+            demand_exceeds_limit=self._exceeds(size),
+        )
 
     def _notes(self) -> tuple[str, ...]:
         notes = []

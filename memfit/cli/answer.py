@@ -65,6 +65,7 @@ def _rows(result: ProbeResult) -> list[tuple[str, str]]:
         ("device used", told(words.device_used(answer))),
         ("limit", f"{words.size(device.limit_bytes)}, and the device has {total}"),
         ("headroom left", left),
+        ("ceiling set by", words.ceiling(result)),
         ("search", f"{trials} in {words.duration(result.wall_s)}"),
         ("figures are", words.source(result)),
     ]

@@ -48,6 +48,8 @@ COLUMNS = (
     "ended_in_phase",
     "ended_in_group",
     "ended_in_microbatch",
+    "doubtful",
+    "repeats_trial",
 )
 """The columns in their order; a new one is added at the end."""
 
@@ -104,6 +106,8 @@ def _row(result: ProbeResult, trial: TrialResult, memory: DeviceMemory | None) -
         "ended_in_phase": evidence.phase,
         "ended_in_group": evidence.group,
         "ended_in_microbatch": evidence.microbatch_index,
+        "doubtful": str(evidence.doubtful).lower(),
+        "repeats_trial": spec.repeats,
     }
     if memory is not None:
         row.update({name: getattr(memory, name) for name in _OF_DEVICE})

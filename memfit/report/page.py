@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from memfit.report import figures, words
-from memfit.report.story import story
+from memfit.story import tell
 
 if TYPE_CHECKING:
     from memfit.records import ProbeResult, Timeline
@@ -127,7 +127,8 @@ def render_page(result: ProbeResult) -> str:
         device=result.spec.device,
         words=words,
         virtual=words.is_virtual(result),
-        story=story(result),
+        story=result.story or tell(result.trials, result.certificate),
+        trials={trial.spec.index: trial for trial in result.trials},
         peaks=figures.peaks(result),
         composition=figures.composition(result, made_of) if made_of else None,
         made_of=made_of,

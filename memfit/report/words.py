@@ -292,10 +292,22 @@ def _tried_above(result: ProbeResult) -> str:
     text = f"Above it, {listing(parts)} {were} tried and did not fit"
     closed = next((t.microbatch for t in above if t.demand_exceeds_limit), None)
     if closed is None:
-        return f"{text}."
+        return f"{text}{_closed_otherwise(result.certificate)}."
     limit = size(result.spec.device.limit_bytes)
     layout = "" if on_cpu(result) else ", whatever the allocator's layout"
     return f"{text}; the demand of {closed} alone exceeds the limit of {limit}{layout}."
+
+
+def _closed_otherwise(given: Certificate) -> str:
+    """Say what set the ceiling where it was not the measured demand."""
+    closed = given.closed_by
+    if closed is None:
+        return ""
+    why = {
+        Verdict.HOST_OOM: "the host's memory refused it",
+        Verdict.SIZE_LIMIT: "a kernel's index limit refused it, whatever the memory",
+    }.get(closed.verdict, "it ran out of memory, and growth leaves no room above it")
+    return f"; nothing above {closed.microbatch} was tried, because {why}"
 
 
 def holes(result: ProbeResult) -> tuple[int, ...]:
@@ -365,6 +377,35 @@ def evidence(trial: TrialResult) -> str:
     ended = where(found)
     text = sentence(found.text)
     return f"{text} Ended in {ended}." if ended else text
+
+
+def why(trial: TrialResult) -> str:
+    """Say why a trial was run, and what decided its verdict."""
+    found = trial.evidence
+    decided = [f"decided by: {found.rule}"]
+    if found.seen_in is not None:
+        decided.append(f"known from {found.seen_in}")
+    if found.free_bytes is not None and trial.verdict is not Verdict.FITS:
+        decided.append(f"{size(found.free_bytes)} free within the limit when it failed")
+    if found.exit_code is not None:
+        decided.append(f"exit status {found.exit_code}")
+    if found.doubtful:
+        decided.append("doubtful")
+    reason = f"Why this size: {trial.spec.reason}. " if trial.spec.reason else ""
+    return f"{reason}{sentence(', '.join(decided))}"
+
+
+def ceiling(result: ProbeResult) -> str:
+    """Say what set the ceiling: the verdict, its size and its trial, or why there is none."""
+    given = result.certificate
+    closed = given.closed_by
+    if closed is not None:
+        return f"microbatch {closed.microbatch}: {verdict(closed.verdict)} (trial {closed.trial})"
+    if given.ceiling == "cap":
+        return "none: no larger candidate exists"
+    if given.ceiling == "tried":
+        return "none: every larger candidate was tried, one by one"
+    return f"none: {'trials' if given.ceiling == 'budget' else 'the time budget'} ended first"
 
 
 def trial_line(trial: TrialResult) -> str:

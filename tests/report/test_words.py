@@ -10,7 +10,7 @@ import pytest
 
 from memfit.records import Certificate, Split, TriedAbove, Verdict
 from memfit.report import words
-from memfit.report.story import story
+from memfit.story import tell
 from tests import sample
 
 X = words.TIMES
@@ -129,7 +129,8 @@ def test_no_hole_gives_no_warning() -> None:
 
 
 def test_the_story_says_what_each_trial_changed() -> None:
-    told = [chapter.change for chapter in story(sample.with_hole())]
+    result = sample.with_hole()
+    told = [chapter.change for chapter in tell(result.trials, result.certificate)]
     assert told == [
         "The answer is at least 13, if full groups agree.",
         "Closes 16 and everything above it: its demand alone exceeds the limit.",
@@ -142,7 +143,7 @@ def test_the_story_says_what_each_trial_changed() -> None:
 def test_a_diagnosis_is_never_told_as_a_fit() -> None:
     result = sample.gpt2()
     diagnosis = sample.gpu_trial(7, 1, fits=True, purpose="diagnose")
-    last = story(replace(result, trials=(*result.trials, diagnosis)))[-1]
+    last = tell((*result.trials, diagnosis), result.certificate)[-1]
     assert "never a fit" in last.change
     assert "fits" not in words.trial_line(diagnosis)
 
