@@ -25,12 +25,13 @@ KNOW_TORCH = {
     "memfit.trial.replicas",
     "memfit.trial.timeline",
     "memfit.trial.worker",
-    "memfit.verify",
     "memfit.virtual.values",
     "memfit.workload",
 }
 TORCH_AT_ONCE = {"memfit.trial.replicas", "memfit.virtual.values"}
 """Made of torch's own classes; only the worker imports it, inside a function."""
+VERIFIER = "memfit.verify.worker"
+"""A process of its own; all of it imports torch at once, and nothing else imports it."""
 HEAVY = {"torch", "pandas", "matplotlib", "jinja2", "numpy"}
 
 
@@ -107,8 +108,15 @@ def test_imports_only_go_down(module: str) -> None:
 def test_torch_is_imported_only_where_it_is_needed_and_then_late(module: str) -> None:
     seen = [i for i in imports(module) if within(i.name, "torch") and not i.for_types]
 
-    assert not seen or module in KNOW_TORCH
-    assert module in TORCH_AT_ONCE or not [i for i in seen if i.at_once]
+    assert not seen or module in KNOW_TORCH or within(module, VERIFIER)
+    at_once = module in TORCH_AT_ONCE or within(module, VERIFIER)
+    assert at_once or not [i for i in seen if i.at_once]
+
+
+def test_the_process_that_verifies_is_imported_by_nobody_else() -> None:
+    users = {i.module for i in IMPORTS if within(i.name, VERIFIER) and not i.for_types}
+
+    assert not {user for user in users if not within(user, VERIFIER)}
 
 
 def test_what_imports_torch_at_once_is_imported_late_and_by_the_worker_alone() -> None:
@@ -123,7 +131,9 @@ def test_faces_know_no_torch_at_all(module: str) -> None:
     assert not [i for i in imports(module) if within(i.name, "torch")]
 
 
-@pytest.mark.parametrize("module", ["memfit.batch", "memfit.search", "memfit.outcomes"])
+@pytest.mark.parametrize(
+    "module", ["memfit.batch", "memfit.search", "memfit.outcomes", "memfit.verify.findings"]
+)
 def test_the_pure_modules_start_nothing_and_read_nothing(module: str) -> None:
     impure = {"os", "subprocess", "pathlib", "psutil", "time", "random", "socket"}
     assert not {i.name for i in imports(module)} & impure
@@ -140,7 +150,14 @@ def test_only_the_command_line_knows_how_a_process_ends() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["memfit", "memfit.cli", "memfit.probe", "memfit.trial.runner", "memfit.workload"],
+    [
+        "memfit",
+        "memfit.cli",
+        "memfit.probe",
+        "memfit.verify.run",
+        "memfit.trial.runner",
+        "memfit.workload",
+    ],
 )
 def test_importing_the_parents_side_loads_nothing_heavy(name: str) -> None:
     code = f"import sys, {name}; print(*sorted({HEAVY!r} & set(sys.modules)))"

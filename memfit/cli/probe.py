@@ -115,7 +115,7 @@ def probe(
 
     request = ProbeRequest(
         target=target,
-        parameters=_parse_settings(settings or []),
+        parameters=parse_settings(settings or []),
         device=device,
         memory=memory,
         memory_limit=memory_limit,
@@ -153,7 +153,8 @@ def probe(
         stderr().print(f"wrote {folder.path / 'report.html'}", soft_wrap=True)
 
 
-def _parse_settings(settings: list[str]) -> dict[str, str]:
+def parse_settings(settings: list[str]) -> dict[str, str]:
+    """Read what the `--set` options say."""
     values: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

@@ -54,7 +54,7 @@ _VARIABLES = (
 def main() -> NoReturn:
     """Serve the parent until it goes away."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
     with contextlib.suppress(EOFError, BrokenPipeError):
         _serve(channel)
@@ -208,7 +208,7 @@ def _fork_trial(channel: Channel, loaded: LoadedWorkload, request: RunTrial) -> 
         try:
             channel.close()
             os.setpgid(0, 0)
-            _die_with_parent()
+            die_with_parent()
             lazy.end_instead_of_importing()
             _become_worker(loaded, request)
         finally:
@@ -240,7 +240,7 @@ def _become_worker(loaded: LoadedWorkload, request: RunTrial) -> NoReturn:
     worker.run(loaded, request.spec, folder, request.reads)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask Linux for SIGKILL when the parent process ends, however it ends."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

@@ -1,0 +1,150 @@
+"""Layers whose output for one example depends on the others, found by what they do.
+
+Every module is run a second time on half of its own input, at the moment of its call: when the
+half's output differs from the same half of the whole output, the module mixes examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from memfit.verification import Place
+from memfit.verify.worker import places
+
+_FAR = 1e-6
+"""Relative difference of outputs that rounding in float32 or float64 does not explain here; a
+layer that normalises over the batch changes its output by much more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixer:
+    """A module that mixes examples."""
+
+    name: str
+    module: torch.nn.Module
+    place: Place | None
+    change: float
+    """Relative change of its output without half of the neighbours."""
+
+
+class MixerSearch:
+    """Hooks on every module of a model, while the context lasts."""
+
+    def __init__(self, model: torch.nn.Module, examples: int) -> None:
+        """Prepare for a forward pass over a batch of this many examples."""
+        self._model = model
+        self._examples = examples
+        self._busy = False
+        self._found: dict[torch.nn.Module, Mixer] = {}
+        self._names = {module: name for name, module in model.named_modules()}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Self:
+        """Hook in."""
+        for module in self._names:
+            self._handles.append(
+                module.register_forward_hook(self._look, with_kwargs=True, prepend=False)
+            )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def found(self) -> tuple[Mixer, ...]:
+        """Return the innermost modules that mix examples, in the order of the model."""
+        return tuple(
+            self._found[module]
+            for module in self._names
+            if module in self._found
+            and not any(child in self._found for child in module.modules() if child is not module)
+        )
+
+    def _look(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._busy or module in self._found:
+            return
+        self._busy = True
+        buffers = [(b, b.clone()) for b in module.buffers()]
+        try:
+            with torch.no_grad():
+                self._compare(module, args, kwargs, output)
+        except Exception:  # noqa: BLE001, S110 - a half that a module does not take shows nothing
+            pass
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+            self._busy = False
+
+    def _compare(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        rows = next((t.shape[0] for t in _tensors((args, kwargs)) if t.ndim), 0)
+        if rows < self._examples or rows % self._examples:
+            return
+        kept = self._examples // 2 * (rows // self._examples)
+        half = module.forward(*_head(args, rows, kept), **_head(kwargs, rows, kept))
+        for whole, part in zip(_tensors(output), _tensors(half), strict=True):
+            if not whole.ndim or whole.shape[0] != rows or part.shape[0] != kept:
+                continue
+            if not whole.is_floating_point():
+                continue
+            expected = whole[:kept]
+            size = float(expected.double().norm()) or 1.0
+            change = float((part.double() - expected.double()).norm()) / size
+            if change > _FAR:
+                self._found[module] = Mixer(
+                    name=self._names[module],
+                    module=module,
+                    place=places.of_method(type(module), "forward") or places.here(),
+                    change=change,
+                )
+                return
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _head(value: Any, rows: int, kept: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[:kept].detach() if value.ndim and value.shape[0] == rows else value
+    if isinstance(value, dict):
+        return {key: _head(item, rows, kept) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(_head(item, rows, kept) for item in value)
+    return value
+
+
+class SizeWatch:
+    """Notes the largest tensor that any module makes: the terms that a gradient sums at most."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Prepare to watch a model."""
+        self._model = model
+        self._handles: list[Any] = []
+        self.largest = 1
+
+    def __enter__(self) -> Self:
+        """Hook in."""
+        self._handles = [m.register_forward_hook(self._note) for m in self._model.modules()]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _note(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            self.largest = max(self.largest, tensor.numel())

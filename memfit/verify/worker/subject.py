@@ -1,0 +1,193 @@
+"""The workload as it is run here: one model that goes back to its first state, in any dtype."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfit.errors import WorkloadError
+from memfit.group import check_loss, run_group, to_device
+from memfit.verify.worker.examples import map_tensors
+from memfit.workload import LoadedWorkload, Workload, user_code
+
+Gradient = dict[str, torch.Tensor]
+"""Gradients by the name of their parameter; those that are None are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimizer step and what led to it."""
+
+    gradient: Gradient
+    parameters: dict[str, torch.Tensor]
+    """Trainable parameters after the step."""
+    loss: float
+
+
+class Subject:
+    """A workload with its model."""
+
+    def __init__(self, loaded: LoadedWorkload, device: str, seed: int) -> None:
+        """Build the workload and its model."""
+        self.device = torch.device(device)
+        self._seed = seed
+        self.dtype = torch.float32
+        torch.manual_seed(seed)
+        with user_code("the workload cannot be built"):
+            self.workload: Workload = loaded.make()
+            self.workload.device = self.device
+            with self.device:
+                model = self.workload.model()
+        if not isinstance(model, torch.nn.Module):
+            raise WorkloadError(
+                f"model() returned {type(model).__name__}, not a torch.nn.Module",
+                hint="return the module that is trained",
+            )
+        self.model = model.to(self.device).train()
+        if not any(p.requires_grad for p in model.parameters()):
+            raise WorkloadError(
+                "the model has no parameter that needs a gradient", hint="unfreeze what is trained"
+            )
+        self.frozen: frozenset[torch.nn.Module] = frozenset()
+        """Modules that are held in eval mode."""
+        self._state = {name: t.detach().clone() for name, t in self._tensors()}
+        self._modes = [(m, m.training) for m in model.modules()]
+        self._random = torch.get_rng_state()
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()
+
+    def batch(self, size: int) -> Any:
+        """Draw a batch, the same at every call with this size."""
+        torch.manual_seed(self._seed + size)
+        with user_code(f"batch({size}) failed"):
+            return to_device(self.workload.batch(size), self.device)
+
+    def use(self, dtype: torch.dtype) -> None:
+        """Let model, default dtype and batches be of this dtype."""
+        self.dtype = dtype
+        torch.set_default_dtype(dtype)
+        self.model.to(dtype)
+        self.reset()
+
+    def reset(self) -> None:
+        """Bring parameters, buffers, modes and the generator back to where they were."""
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                tensor.copy_(self._state[name])
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        for module, training in self._modes:
+            module.training = training and module not in self.frozen
+        torch.set_rng_state(self._random)
+
+    def changed_buffers(self) -> dict[str, float]:
+        """Return the buffers that are no longer as they were, with the largest change of each."""
+        found = {}
+        for name, buffer in self.model.named_buffers():
+            before = self._state[name]
+            if not torch.equal(buffer.to(before.dtype), before):
+                found[name] = float((buffer.double() - before.double()).abs().max())
+        return found
+
+    def cast(self, batch: Any) -> Any:
+        """Return the batch with its floating-point tensors in the model's dtype."""
+        return map_tensors(batch, lambda t: t.to(self.dtype) if t.is_floating_point() else t)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Compute the workload's loss of a batch."""
+        with user_code("loss() failed"):
+            return check_loss(self.workload.loss(self.model, self.cast(batch)))
+
+    def counts(self, parts: Sequence[Any], sizes: Sequence[int]) -> list[int]:
+        """Return the elements of each microbatch: what `count` says, or its examples."""
+        if not self.workload.counts_elements():
+            return list(sizes)
+        with user_code("count() failed"):
+            return [self.workload.count(part) for part in parts]
+
+    def optimizer(self) -> Any:
+        """Build the workload's optimizer."""
+        with user_code("optimizer() failed"):
+            made = self.workload.optimizer(self.model)
+        if not hasattr(made, "step") or not hasattr(made, "zero_grad"):
+            raise WorkloadError(
+                f"optimizer() returned {type(made).__name__}, not an optimizer",
+                hint="return a torch.optim.Optimizer",
+            )
+        return made
+
+    def gradient(self) -> Gradient:
+        """Return a copy of the gradients that are there."""
+        return {
+            name: p.grad.detach().clone()
+            for name, p in self.model.named_parameters()
+            if p.grad is not None and p.requires_grad
+        }
+
+    def physical(self, batch: Any) -> tuple[Gradient, float]:
+        """Return gradient and loss of one physical batch, from the first state."""
+        self.reset()
+        value = self.loss(batch)
+        value.backward()  # type: ignore[no-untyped-call]
+        return self.gradient(), float(value.detach())
+
+    def accumulated(self, parts: Sequence[Any], counts: Sequence[int], optimizer: Any) -> Update:
+        """Run one group over the microbatches, from the first state, its step included."""
+        self.reset()
+        seen: list[Gradient] = []
+
+        def note(phase: str, microbatch: int | None) -> None:  # noqa: ARG001
+            if phase == "optimizer_step":
+                seen.append(self.gradient())
+
+        with user_code("the group failed"):
+            outcome = run_group(
+                self.model,
+                optimizer,
+                parts,
+                loss=lambda _model, part: self.loss(part),
+                counts=list(counts),
+                on_phase=note,
+            )
+        return Update(gradient=seen[0], parameters=self.parameters(), loss=float(outcome.loss))
+
+    def step_from(self, gradient: Gradient) -> dict[str, torch.Tensor]:
+        """Return the parameters after one step from this gradient, from the first state."""
+        self.reset()
+        optimizer = self.optimizer()
+        for name, parameter in self.model.named_parameters():
+            if name in gradient:
+                parameter.grad = gradient[name].to(parameter.dtype, copy=True)
+        optimizer.step()
+        return self.parameters()
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the trainable parameters."""
+        return {
+            name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad
+        }
+
+    @contextlib.contextmanager
+    def in_float64(self) -> Iterator[None]:
+        """Use float64 while the context lasts."""
+        self.use(torch.float64)
+        try:
+            yield
+        finally:
+            self.use(torch.float32)
+
+
+class NoStep:
+    """An optimizer that leaves everything as it is."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """Do nothing; the subject's reset clears gradients."""

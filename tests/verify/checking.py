@@ -1,0 +1,69 @@
+"""Checking a workload that a test writes, in this process."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memfit.verify.findings import decide
+from memfit.verify.worker.subject import Subject
+from memfit.verify.worker.workload import WorkloadCheck
+from memfit.workload import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from memfit.verification import Outcome
+    from memfit.verify.worker.workload import Checked
+
+_numbers = itertools.count()
+
+HEAD = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+import memfit
+"""
+
+
+def write(folder: Path, source: str) -> Path:
+    """Write a workload under a name that no other module has."""
+    path = folder / f"verified_{next(_numbers)}.py"
+    path.write_text(HEAD + textwrap.dedent(source))
+    return path
+
+
+def check(
+    folder: Path,
+    source: str,
+    *,
+    logical_batch: int = 8,
+    microbatch: int | None = None,
+    parameters: dict[str, Any] | None = None,
+) -> Checked:
+    """Check a workload."""
+    loaded = load(str(write(folder, source)), parameters or {})
+    try:
+        subject = Subject(loaded, "cpu", 0)
+        return WorkloadCheck(subject, logical_batch, microbatch, lambda _: None).run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def outcome(checked: Checked) -> Outcome:
+    """Return the answer."""
+    return decide(checked.findings, compared=bool(checked.comparisons))
+
+
+def codes(checked: Checked) -> list[str]:
+    """Return the codes of what was found."""
+    return [found.code for found in checked.findings]
+
+
+def line_of(source: str, text: str) -> int:
+    """Return the number of the line that holds a text, in the file that `write` makes."""
+    lines = (HEAD + textwrap.dedent(source)).splitlines()
+    return 1 + next(i for i, line in enumerate(lines) if text in line)
