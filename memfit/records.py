@@ -269,6 +269,70 @@ class Composition:
         return max(parts, key=lambda name: parts[name])
 
 
+Category = Literal[
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer state",
+    "inputs",
+    "activations",
+    "temporary",
+    "workspace",
+    "other",
+]
+"""What a block of device memory is for. `activations` live from forward until backward wants them,
+`temporary` is what comes and goes within a phase (in backward, gradients of activations), and
+`workspace` is scratch memory of a library such as cuBLAS or cuDNN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerPeak:
+    """The moment at which a phase held most."""
+
+    phase: Literal["build", "forward", "backward", "optimizer_step"]
+    groups: Literal["none", "first", "later"]
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """Blocks of one category, allocated for one module from one place."""
+
+    category: Category
+    module: str
+    """Path of the module, `layers.3.mlp`; empty outside of modules. Rows that differ in one number
+    of the path only are one row, `layers.[0-11].mlp`, with the bytes of all of them."""
+    place: str | None
+    """File and line, `model.py:41`: the innermost frame in the user's own code, else the innermost
+    outside of torch. What backward allocates has the place of its forward."""
+    function: str
+    """Name of the function at that place."""
+    text: str
+    """The line itself, without its indent; empty where it is not the user's."""
+    bytes: tuple[int, ...]
+    """At each peak of the ledger, in its order."""
+    blocks: tuple[int, ...]
+    """Number of blocks at each peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What the peak of every phase is made of, block by block, as the allocator counts them.
+
+    The rows sum to the allocated bytes of each peak.
+    """
+
+    peaks: tuple[LedgerPeak, ...]
+    """One a phase, over all groups."""
+    rows: tuple[LedgerRow, ...]
+    """Sorted by category, module and place."""
+
+    @property
+    def highest(self) -> int:
+        """Index of the highest peak; the first of equal ones."""
+        return max(range(len(self.peaks)), key=lambda i: (self.peaks[i].allocated_bytes, -i))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePoint:
     """Allocated memory at one moment of a group."""
