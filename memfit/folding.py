@@ -24,12 +24,12 @@ def fold(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
             parts = path.split(".")
             if at < len(parts) and parts[at].isdecimal() and str(int(parts[at])) == parts[at]:
                 groups[(*parts[:at], "", *parts[at + 1 :])].append(int(parts[at]))
-        for parts, numbers in groups.items():
+        for others, numbers in groups.items():
             for first, last in _runs(sorted(numbers)):
                 if first == last:
                     continue
-                members = tuple(_with(parts, at, str(n)) for n in range(first, last + 1))
-                found.append((_with(parts, at, f"[{first}-{last}]"), members))
+                members = tuple(_with(others, at, str(n)) for n in range(first, last + 1))
+                found.append((_with(others, at, f"[{first}-{last}]"), members))
         taken = {path for _, members in found for path in members}
         left = [path for path in left if path not in taken]
     found.extend((path, (path,)) for path in left)
@@ -42,7 +42,9 @@ def unfold(path: str) -> tuple[str, ...]:
     if match is None:
         return (path,)
     first, last = int(match[1]), int(match[2])
-    return tuple(path[: match.start()] + str(n) + path[match.end() :] for n in range(first, last + 1))
+    return tuple(
+        path[: match.start()] + str(n) + path[match.end() :] for n in range(first, last + 1)
+    )
 
 
 def natural(path: str) -> tuple[tuple[int, int, str], ...]:

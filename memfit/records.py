@@ -151,6 +151,8 @@ class TrialSpec:
     seed: int = 0
     timeout_s: float | None = None
     record_timeline: bool = False
+    record_ledger: bool = False
+    """Whether every allocation is noted with its place; such a trial is never the measured one."""
     data_dependent: float = 1.0
     """Share of the elements that is taken to count where a size depends on values that a virtual
     GPU cannot know: 1 is the most memory, 0 the least."""
@@ -278,11 +280,13 @@ Category = Literal[
     "activations",
     "temporary",
     "workspace",
+    "remainders",
     "other",
 ]
-"""What a block of device memory is for. `activations` live from forward until backward wants them,
-`temporary` is what comes and goes within a phase (in backward, gradients of activations), and
-`workspace` is scratch memory of a library such as cuBLAS or cuDNN."""
+"""What device memory is for. `activations` live from forward until backward wants them,
+`temporary` is what comes and goes within a phase (in backward, gradients of activations),
+`workspace` is scratch memory of a library such as cuBLAS or cuDNN, and `remainders` is what the
+allocator hands out with large blocks because it would not split off so little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +435,8 @@ class TrialResult:
     devices: tuple[DeviceMemory, ...] = ()
     composition: Composition | None = None
     timeline: Timeline | None = None
+    ledger: Ledger | None = None
+    """From a trial of its own with the same peaks; None where there was none."""
     groups_run: int = 0
     optimizer_steps_attempted: int = 0
     optimizer_steps_applied: int = 0

@@ -21,6 +21,7 @@ KNOW_TORCH = {
     "memfit.selftest",
     "memfit.trial.checks",
     "memfit.trial.lazy",
+    "memfit.trial.ledger_recorder",
     "memfit.trial.nursery",
     "memfit.trial.replicas",
     "memfit.trial.timeline",

@@ -100,6 +100,7 @@ def classify(
         demand_bytes=judged.demand_bytes,
         devices=tuple(report.devices) if report else (),
         composition=report.composition if report else None,
+        ledger=report.ledger if report else None,
         timeline=report.timeline if report else None,
         groups_run=report.groups_run if report else 0,
         optimizer_steps_attempted=report.optimizer_steps_attempted if report else 0,

@@ -82,6 +82,7 @@ class Notes:
     """The moment after which only the libraries' own workspaces were freed."""
     optimizer: Place | None = None
     """Where the user made the optimizer."""
+    group_ends: list[int] = field(default_factory=list)
 
 
 class Sources:
@@ -130,8 +131,9 @@ class Sources:
         return Place(told, line, function, text)
 
     def innermost(self, frames: Sequence[Mapping[str, Any]]) -> tuple[Place | None, int]:
-        """Return the frame that tells most, and whose it is: the user's, else another package's,
-        else torch's, the innermost of them.
+        """Return the frame that tells most, and whose it is.
+
+        That is the innermost of the user's, else of another package's, else of torch's.
         """
         best: tuple[int, Mapping[str, Any]] | None = None
         for frame in frames:
@@ -165,13 +167,13 @@ class Told:
     place: Place | None
 
 
-def tell(history: History, notes: Notes, sources: Sources) -> list[Told]:
-    """Say of every block what it is, in the order of their births."""
+def tell(history: History, notes: Notes, sources: Sources, blocks: Sequence[Block]) -> list[Told]:
+    """Say of each of these blocks what it is."""
     labels = _labelled(history, notes)
     moments = [moment for moment, _ in notes.where]
     births = [block.born for block in history.blocks]
     told: list[Told] = []
-    for block in history.blocks:
+    for block in blocks:
         at = bisect.bisect_right(moments, block.born) - 1
         where = notes.where[at][1] if at >= 0 else Where()
         place, owner = sources.innermost(block.frames)
@@ -253,7 +255,7 @@ def _is_scratch(block: Block, where: Where, births: Sequence[int]) -> bool:
     return bool(block.frames) and block.frames[0]["filename"].endswith(_LIBRARY_MODULES)
 
 
-def ledger(history: History, notes: Notes, told: Sequence[Told]) -> Ledger:
+def ledger(history: History, notes: Notes, sources: Sources) -> Ledger:
     """Sum the blocks of each phase's highest moment up."""
     peaks: list[LedgerPeak] = []
     moments: list[int] = []
@@ -271,14 +273,24 @@ def ledger(history: History, notes: Notes, told: Sequence[Told]) -> Ledger:
         )
         moments.append(moment)
     sums: dict[tuple[Category, str, Place | None], list[list[int]]] = {}
-    for item in told:
-        for index, moment in enumerate(moments):
-            if item.block.lives_at(moment):
-                entry = sums.setdefault(
-                    (item.category, item.module, item.place), [[0, 0] for _ in moments]
-                )
-                entry[index][0] += item.block.size_bytes
-                entry[index][1] += 1
+
+    def add(key: tuple[Category, str, Place | None], block: Block, size: int) -> None:
+        entry = sums.setdefault(key, [[0, 0] for _ in moments])
+        for column, moment in zip(entry, moments, strict=True):
+            if block.lives_at(moment):
+                column[0] += size
+                column[1] += 1
+
+    shown = [b for b in history.blocks if any(b.lives_at(moment) for moment in moments)]
+    for item in tell(history, notes, sources, shown):
+        block = item.block
+        add(
+            (item.category, item.module, item.place),
+            block,
+            block.size_bytes - block.remainder_bytes,
+        )
+        if block.remainder_bytes:
+            add(("remainders", "", None), block, block.remainder_bytes)
     return Ledger(peaks=tuple(peaks), rows=_rows(sums))
 
 

@@ -29,6 +29,8 @@ class Block:
     address: int
     size_bytes: int
     """Bytes as the allocator counts them, rounding and unsplit remainder included."""
+    remainder_bytes: int
+    """The unsplit remainder in them."""
     born: int
     """Events that had happened before it was allocated."""
     died: int | None
@@ -194,7 +196,8 @@ def replay(trace: Iterable[Mapping[str, Any]], rules: Rules) -> History:
         address, action = entry["addr"], entry["action"]
         if action == "alloc":
             size, is_small = space.take(address, entry["size"])
-            block = Block(address, size, moment, None, entry.get("frames", ()))
+            left = size - rules.round(entry["size"])
+            block = Block(address, size, left, moment, None, entry.get("frames", ()))
             live[address] = block
             if is_small:
                 small.add(address)

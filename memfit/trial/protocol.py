@@ -19,6 +19,7 @@ from memfit.records import (
     Composition,
     DeviceMemory,
     Environment,
+    Ledger,
     Parameter,
     Timeline,
     TrialSpec,
@@ -147,6 +148,7 @@ class WorkerReport(msgspec.Struct, kw_only=True):
     failure: WorkerFailure | None
     limits: list[str] = msgspec.field(default_factory=list)
     """What the figures leave out, one sentence each."""
+    ledger: Ledger | None = None
 
 
 class ReadPlace(msgspec.Struct, array_like=True):

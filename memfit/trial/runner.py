@@ -147,7 +147,10 @@ class TrialRunner:
         """
         folder = self._new_folder(spec)
         unlimited = replace(
-            spec, record_timeline=False, device=replace(spec.device, limit_bytes=TIB)
+            spec,
+            record_timeline=False,
+            record_ledger=False,
+            device=replace(spec.device, limit_bytes=TIB),
         )
         ending = self._attempt(unlimited, folder, "record", started)
         script = read_script(folder)

@@ -14,6 +14,7 @@ from memfit.group import run_group
 from memfit.records import (
     Composition,
     DeviceMemory,
+    Ledger,
     PhaseMemory,
     Precision,
     Timeline,
@@ -28,6 +29,7 @@ from memfit.trial.checks import (
     check_optimizer,
     first_loss,
 )
+from memfit.trial.ledger_recorder import LedgerRecorder
 from memfit.trial.phases import PhaseRecorder
 from memfit.trial.protocol import (
     MARKS,
@@ -80,6 +82,8 @@ class _Trial:
         self._recorder: PhaseRecorder | None = None
         self._timeline: TimelineRecorder | None = None
         self._finished_timeline: Timeline | None = None
+        self._ledger: LedgerRecorder | None = None
+        self._finished_ledger: Ledger | None = None
         self._model: Any = None
         self._optimizer: Any = None
         self._failed_demand: int | None = None
@@ -109,6 +113,8 @@ class _Trial:
         self.reads.begin()
         recorder = self._recorder = PhaseRecorder(reader)
         recorder.begin("build")
+        if self._spec.record_ledger:
+            self._ledger = LedgerRecorder.start(reader)
         with contextlib.ExitStack() as stack:
             if self._works_values_out:
                 from memfit.virtual.values import ValueMode  # noqa: PLC0415 - imports torch
@@ -123,6 +129,8 @@ class _Trial:
             workload = self._build(reader.device)
             self._write_mark("built")
             recorder.end()
+            if self._ledger is not None:
+                self._ledger.built(self._model)
             scaler = (
                 torch.amp.GradScaler(reader.device.type)
                 if self._spec.precision is Precision.FP16
@@ -133,6 +141,8 @@ class _Trial:
                 self._run_group(workload, scaler)
         if reader.device.type == "cuda":
             torch.cuda.synchronize()
+        if self._ledger is not None:
+            self._finished_ledger = self._ledger.finish(recorder.phases())
         if not self._applied:
             raise CheckFailed(
                 "no optimizer step",
@@ -154,7 +164,8 @@ class _Trial:
 
             mesh = init_device_mesh(device.type, (self._spec.split.replicas,))
             self._model = workload.parallelize(self._model, mesh)
-        self._optimizer = check_optimizer(workload.optimizer(self._model))
+        make = workload.optimizer if self._ledger is None else self._ledger.optimizer(workload)
+        self._optimizer = check_optimizer(make(self._model))
         return workload
 
     def _wants_another_group(self) -> bool:
@@ -177,13 +188,14 @@ class _Trial:
             self._timeline = TimelineRecorder.start(self._reader)
         retries_before = self._reader.read(device_used=False).alloc_retries
         sizes = self._spec.sizes
+        loss = workload.loss if self._group > 1 else first_loss(workload, self._spec)
         batches, counts = self._microbatches(workload, sizes)
         self._attempted += 1
         outcome = run_group(
             self._model,
             self._optimizer,
             batches,
-            loss=workload.loss if self._group > 1 else first_loss(workload, self._spec),
+            loss=loss if self._ledger is None else self._ledger.loss(loss),
             counts=counts,
             replicas=self._spec.split.replicas,
             device=self._reader.device,
@@ -229,6 +241,8 @@ class _Trial:
             self._recorder.end()
         else:
             self._recorder.begin(phase)  # type: ignore[arg-type]
+        if self._ledger is not None:
+            self._ledger.phase(phase, self._recorder.groups, self._optimizer)
         if phase == "optimizer_step":
             gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
             self._gradient_bytes = self._bytes_of(gradients)
@@ -363,6 +377,7 @@ class _Trial:
             devices=devices,
             composition=composition,
             timeline=self._finished_timeline,
+            ledger=self._finished_ledger,
             groups_run=self._group if failure is None else max(self._group - 1, 0),
             optimizer_steps_attempted=self._attempted,
             optimizer_steps_applied=self._applied,
