@@ -1,7 +1,7 @@
 """A workload whose every line that allocates is known.
 
-Microbatches of 5 run with reentrant checkpoints and those of 6 with others, so that one process
-serves all three.
+Microbatches of 5 run with reentrant checkpoints, those of 6 with others, and those of 7 read a
+value that only a kernel knows, so that one process serves all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
+        self.up = nn.Linear(width, 16 * width)
+        self.down = nn.Linear(16 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)
@@ -30,12 +30,12 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Blocks, and a wide layer at the end."""
+    """Blocks, and a layer at the end."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(width) for _ in range(3))
-        self.widen = nn.Linear(width, 32 * width)
+        self.head = nn.Linear(width, width)
         self.scale = nn.Parameter(torch.ones(1))
         self.register_buffer("table", torch.zeros(1024))
 
@@ -47,8 +47,8 @@ class Network(nn.Module):
                 x = checkpoint(block, x, use_reentrant=False)
             else:
                 x = block(x)
-        wide: Tensor = self.widen(x)
-        return wide * self.scale
+        out: Tensor = self.head(x)
+        return out * self.scale
 
 
 class Places(memfit.Workload):
@@ -64,6 +64,8 @@ class Places(memfit.Workload):
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         out: Tensor = model(batch)
+        if len(batch) == 7 and out.sum().item() == 0:
+            return out.sum()
         return out.square().mean()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
