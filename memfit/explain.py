@@ -67,6 +67,8 @@ _REMEDIES = {
     "parameters": "a smaller model, or one sharded over GPUs (FSDP), is needed",
     "gradients": "freezing parameters (LoRA) or sharding over GPUs (FSDP) would help",
     "optimizer state": "an optimizer with less state, or one sharded over GPUs, would help",
+    "activations": "activation checkpointing, 16-bit precision or smaller examples would help",
+    "temporaries": "smaller examples, or a loss computed in parts, would help",
     "activations and temporaries": "activation checkpointing, 16-bit precision or smaller "
     "examples would help",
 }
@@ -113,12 +115,7 @@ def _composition_words(made: Composition, device: DeviceSpec, *, whole: bool) ->
     """A small table of what one microbatch needs."""
     when = "at the peak" if whole else f"when it failed in {made.phase}"
     rows: Sequence[tuple[str, int]] = [
-        ("process before the workload", made.baseline_bytes),
-        ("parameters", made.parameters_bytes),
-        ("buffers", made.buffers_bytes),
-        ("gradients", made.gradients_bytes),
-        ("optimizer state", made.optimizer_state_bytes),
-        ("activations and temporaries", made.activations_bytes),
+        *((name.removeprefix("the "), size) for name, size in made.parts.items()),
         ("CUDA context", device.context_bytes or 0),
     ]
     lines = [f"{name:<28} {format_bytes(size):>12}" for name, size in rows if size]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memfit.batch import Candidates, candidates, poor_split_note
+from memfit.composition import with_ledger
 from memfit.devices.select import choose
 from memfit.errors import (
     CannotJudge,
@@ -61,6 +62,8 @@ _LOAD_TIMEOUT_S = 900.0
 """Longest time that importing torch and the user's code may take."""
 _DIAGNOSIS_BYTES = TIB
 """Size of the virtual card on which a microbatch of 1 that does not fit is measured instead."""
+_LEDGER_MICROBATCHES = 16
+"""Microbatches of a group whose allocations are noted; more of them are alike."""
 
 
 def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResult, ProbeFolder]:
@@ -361,17 +364,18 @@ class _Probe:
         )
         if poor is not None:
             notes.append(f"{poor[0]}; {poor[1]}")
+        answer = self._told_by_block(self._trial(certificate.trial))
         result = ProbeResult(
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             command=self._request.command,
             workload=self._workload,
             spec=self._spec,
             source=Source.VIRTUAL if device.kind is DeviceKind.VIRTUAL else Source.MEASURED,
-            limits=(*limits_of(self._spec), *self._trial(certificate.trial).limits),
+            limits=(*limits_of(self._spec), *answer.limits),
             split=self._sizes.split(certificate.microbatch),
             certificate=certificate,
             trials=tuple(
-                t if t.spec.index == certificate.trial else replace(t, timeline=None)
+                answer if t.spec.index == certificate.trial else replace(t, timeline=None)
                 for t in self._trials
             ),
             story=tell(self._trials, certificate),
@@ -392,6 +396,21 @@ class _Probe:
         except CannotJudge as error:
             raise UnsavedAnswer(result, error) from None
         return result
+
+    def _told_by_block(self, answer: TrialResult) -> TrialResult:
+        """Run the answer once more to see what its peak is made of, where there is time for it."""
+        if self._spec.device.kind is DeviceKind.CPU or self._time_is_up:
+            return answer
+        spec = replace(
+            answer.spec,
+            reason="what its peak is made of",
+            group_microbatches=min(answer.spec.group_microbatches, _LEDGER_MICROBATCHES),
+            record_timeline=False,
+            record_ledger=True,
+            timeout_s=10 * answer.wall_s + 30,
+        )
+        self._listener.asked(spec)
+        return with_ledger(answer, self._runner.run(spec))
 
     def _trial(self, index: int) -> TrialResult:
         return next(t for t in self._trials if t.spec.index == index)

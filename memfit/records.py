@@ -229,8 +229,9 @@ class DeviceMemory:
 class Composition:
     """What the peak is made of, in allocated bytes of one device; the parts sum to the peak.
 
-    Parameters, buffers, gradients and optimizer state are sums over the tensors themselves, each
-    rounded up to the allocator's block of 512 bytes. The rest is what remains of the peak.
+    From a ledger, every block is in its own part. Without one, parameters, buffers, gradients and
+    optimizer state are sums over the tensors themselves, each rounded up to the allocator's block
+    of 512 bytes, and `activations_bytes` is what remains of the peak.
     """
 
     phase: str
@@ -240,34 +241,43 @@ class Composition:
     gradients_bytes: int
     optimizer_state_bytes: int
     activations_bytes: int
-    """The rest: activations, temporaries, workspaces and the microbatch itself. In a group of one
-    microbatch, gradients come into being while activations go, and are counted here."""
+    """What lives from forward for backward. Without a ledger it is the rest: temporaries,
+    workspaces and the microbatch too and, in a group of one microbatch, gradients, which then come
+    into being while activations go."""
+    temporary_bytes: int = 0
+    other_bytes: int = 0
+    """The microbatch, workspaces of libraries, unsplit remainders of the allocator, and the rest."""
     baseline_bytes: int = 0
     """In use before the model was built: interpreter and libraries, on a CPU; 0 on a GPU."""
+    by_block: bool = False
+    """Whether it comes from a ledger."""
 
     @property
-    def total_bytes(self) -> int:
-        """The peak that the parts sum to."""
-        return (
-            self.baseline_bytes
-            + self.parameters_bytes
-            + self.buffers_bytes
-            + self.gradients_bytes
-            + self.optimizer_state_bytes
-            + self.activations_bytes
-        )
-
-    @property
-    def dominant(self) -> str:
-        """Name of the largest part, in words."""
+    def parts(self) -> dict[str, int]:
+        """The parts by their names, in words."""
+        rest = "activations" if self.by_block else "activations and temporaries"
         parts = {
             "the process before the workload": self.baseline_bytes,
             "parameters": self.parameters_bytes,
             "buffers": self.buffers_bytes,
             "gradients": self.gradients_bytes,
             "optimizer state": self.optimizer_state_bytes,
-            "activations and temporaries": self.activations_bytes,
+            rest: self.activations_bytes,
         }
+        if self.by_block:
+            parts["temporaries"] = self.temporary_bytes
+            parts["the microbatch, workspaces and remainders"] = self.other_bytes
+        return parts
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak that the parts sum to."""
+        return sum(self.parts.values())
+
+    @property
+    def dominant(self) -> str:
+        """Name of the largest part, in words."""
+        parts = self.parts
         return max(parts, key=lambda name: parts[name])
 
 

@@ -35,6 +35,17 @@ if TYPE_CHECKING:
 
 _CURVE_POINTS = 600
 _LEFT_COLOUR = 8
+_PART_COLOURS = {
+    "the process before the workload": 7,
+    "parameters": 1,
+    "buffers": 2,
+    "gradients": 3,
+    "optimizer state": 4,
+    "activations": 5,
+    "activations and temporaries": 5,
+    "temporaries": 9,
+    "the microbatch, workspaces and remainders": 10,
+}
 _MARKERS = {
     Verdict.OOM: "X",
     Verdict.HOST_OOM: "D",
@@ -190,15 +201,9 @@ def parts(result: ProbeResult, made_of: Composition) -> tuple[Part, ...]:
     """
     trial, limit = result.answer, result.spec.device.limit_bytes
     reserved, top = trial.peak_reserved_bytes, trial.peak_bytes
-    named: list[tuple[str, int, int]] = [
-        ("parameters", made_of.parameters_bytes, 1),
-        ("buffers", made_of.buffers_bytes, 2),
-        ("gradients", made_of.gradients_bytes, 3),
-        ("optimizer state", made_of.optimizer_state_bytes, 4),
-        ("activations and temporaries", made_of.activations_bytes, 5),
-    ]
-    if made_of.baseline_bytes:
-        named.insert(0, ("the process before the workload", made_of.baseline_bytes, 7))
+    named = [(name, size, _PART_COLOURS[name]) for name, size in made_of.parts.items()]
+    if not made_of.baseline_bytes:
+        named = [part for part in named if part[0] != "the process before the workload"]
     if reserved is not None and top is not None:
         named.append(
             ("reserved by the allocator, not allocated", reserved - made_of.total_bytes, 6)

@@ -69,13 +69,13 @@ def embed(result: ProbeResult) -> tuple[Markup, bool]:
     """Write a record as JSON that cannot end the element it stands in.
 
     Returns:
-        The JSON, and whether it is the whole record: the timelines of a very long search are left
-        out, which keeps the page small.
+        The JSON, and whether it is the whole record: the timelines and the ledger of a very long
+        search are left out, which keeps the page small.
     """
     text = msgspec.json.encode(result).decode()
     whole = len(text) <= _WHOLE_RECORD
     if not whole:
-        trials = tuple(replace(trial, timeline=None) for trial in result.trials)
+        trials = tuple(replace(t, timeline=None, ledger=None) for t in result.trials)
         text = msgspec.json.encode(replace(result, trials=trials)).decode()
     return Markup(text.replace("<", "\\u003c")), whole  # noqa: S704 - no `<` is left in it
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 INK, MUTED, ACCENT, ALLOCATED, FAILED = "#010101", "#020202", "#030303", "#040404", "#050505"
-PARTS = ("#060601", "#060602", "#060603", "#060604", "#060605", "#060606", "#060607", "#060608")
+PARTS = tuple(f"#0606{number:02}" for number in range(1, 11))
 SHADE, STEP, ON_PART = "#070701", "#070702", "#070703"
 
 _VARIABLES = {

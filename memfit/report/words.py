@@ -339,7 +339,7 @@ def composition(trial: TrialResult, made_of: Composition) -> str:
         f"The highest point of the answer's trial was in {phase(made_of.phase)}; the largest part "
         f"is {made_of.dominant}."
     )
-    if len(trial.spec.sizes) == 1:
+    if len(trial.spec.sizes) == 1 and not made_of.by_block:
         text += (
             " With one microbatch in a group, gradients come into being while activations go, and "
             "are counted among the activations."

@@ -1,0 +1,52 @@
+"""From a ledger to the parts of a peak, once it is known that both are of the same peak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.records import Composition, Ledger, TrialResult, Verdict
+
+
+def composition_of(ledger: Ledger) -> Composition:
+    """Sum a ledger's highest peak up by category."""
+    at = ledger.highest
+    sums: dict[str, int] = {}
+    for row in ledger.rows:
+        sums[row.category] = sums.get(row.category, 0) + row.bytes[at]
+    return Composition(
+        phase=ledger.peaks[at].phase,
+        parameters_bytes=sums.pop("parameters", 0),
+        buffers_bytes=sums.pop("buffers", 0),
+        gradients_bytes=sums.pop("gradients", 0),
+        optimizer_state_bytes=sums.pop("optimizer state", 0),
+        activations_bytes=sums.pop("activations", 0),
+        temporary_bytes=sums.pop("temporary", 0),
+        other_bytes=sum(sums.values()),
+        by_block=True,
+    )
+
+
+def with_ledger(measured: TrialResult, noted: TrialResult) -> TrialResult:
+    """Give a measured trial the ledger of another, where their peaks are equal to the byte.
+
+    Args:
+        measured: The trial that counts.
+        noted: The same trial, run once more with `record_ledger`.
+
+    Returns:
+        The measured trial with the ledger and the parts of its peak; unchanged where the other
+        has no ledger or other peaks.
+    """
+    if noted.verdict is not Verdict.FITS or noted.ledger is None:
+        return measured
+    if _peaks(measured) != _peaks(noted):
+        return measured
+    return replace(measured, ledger=noted.ledger, composition=composition_of(noted.ledger))
+
+
+def _peaks(trial: TrialResult) -> dict[tuple[int, int, str, str], int | None]:
+    return {
+        (device.rank, device.device, phase.phase, phase.groups): phase.peak_allocated_bytes
+        for device in trial.devices
+        for phase in device.phases
+    }

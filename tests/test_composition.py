@@ -1,0 +1,74 @@
+"""A ledger becomes the parts of the peak, where both are of the same peak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.composition import composition_of, with_ledger
+from memfit.records import Category, Ledger, LedgerPeak, LedgerRow, TrialResult
+from tests import sample
+
+
+def row(category: Category, forward: int, backward: int) -> LedgerRow:
+    return LedgerRow(
+        category=category,
+        module="",
+        place=None,
+        function="",
+        text="",
+        bytes=(forward, backward),
+        blocks=(1, 1),
+    )
+
+
+def ledger(peak: int) -> Ledger:
+    return Ledger(
+        peaks=(
+            LedgerPeak(phase="forward", groups="later", allocated_bytes=peak - 1),
+            LedgerPeak(phase="backward", groups="later", allocated_bytes=peak),
+        ),
+        rows=(
+            row("parameters", 10, 10),
+            row("activations", peak - 18, peak - 30),
+            row("temporary", 1, 13),
+            row("workspace", 4, 4),
+            row("inputs", 2, 3),
+        ),
+    )
+
+
+def measured() -> TrialResult:
+    return sample.gpt2().answer
+
+
+def test_the_parts_are_those_of_the_highest_peak_and_sum_to_it() -> None:
+    made = composition_of(ledger(1000))
+
+    assert made.phase == "backward"
+    assert made.total_bytes == 1000
+    assert (made.activations_bytes, made.temporary_bytes, made.other_bytes) == (970, 13, 7)
+    assert made.dominant == "activations"
+
+
+def test_a_trial_takes_the_ledger_of_one_with_the_same_peaks() -> None:
+    answer = measured()
+    noted = replace(answer, ledger=ledger(1000), composition=None)
+
+    assert with_ledger(answer, noted).ledger == noted.ledger
+    assert with_ledger(answer, noted).composition == composition_of(ledger(1000))
+
+
+def test_a_trial_keeps_what_it_had_where_the_peaks_are_others() -> None:
+    answer = measured()
+    memory = answer.devices[0]
+    phase = replace(memory.phases[0], peak_allocated_bytes=1)
+    other = replace(memory, phases=(phase, *memory.phases[1:]))
+    noted = replace(answer, ledger=ledger(1000), devices=(other,))
+
+    assert with_ledger(answer, noted) == answer
+
+
+def test_a_trial_keeps_what_it_had_where_the_other_has_no_ledger() -> None:
+    answer = measured()
+
+    assert with_ledger(answer, replace(answer, composition=None)) == answer
