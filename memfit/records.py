@@ -246,7 +246,7 @@ class Composition:
     into being while activations go."""
     temporary_bytes: int = 0
     other_bytes: int = 0
-    """The microbatch, workspaces of libraries, unsplit remainders of the allocator, and the rest."""
+    """The microbatch, workspaces of libraries, unsplit remainders, and what is none of these."""
     baseline_bytes: int = 0
     """In use before the model was built: interpreter and libraries, on a CPU; 0 on a GPU."""
     by_block: bool = False
