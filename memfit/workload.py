@@ -160,7 +160,7 @@ def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
     location, name = split_target(target)
     path = Path(location) if location.endswith(".py") else None
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else None
-    module = _import_file(path) if path else _import_module(location)
+    module, _ = import_target(target)
     found = _find(module, name, target)
     values = _resolve(found, parameters)
 
@@ -181,6 +181,18 @@ def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
             parameters={key: _storable(value) for key, value in values.items()},
         ),
     )
+
+
+def import_target(target: str) -> tuple[ModuleType, str | None]:
+    """Import what a target names, and return the module and the name after its colon.
+
+    Raises:
+        UsageError: When there is no such file or module.
+        WorkloadError: When the user's code fails while it is imported.
+    """
+    location, name = split_target(target)
+    module = _import_file(Path(location)) if location.endswith(".py") else _import_module(location)
+    return module, name
 
 
 def _storable(value: Any) -> Parameter:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memfit.verify.events import Expected
 from memfit.verify.findings import decide
+from memfit.verify.worker.loops import watch_script
 from memfit.verify.worker.subject import Subject
 from memfit.verify.worker.workload import WorkloadCheck
 from memfit.workload import load
@@ -16,7 +19,7 @@ from memfit.workload import load
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memfit.verification import Outcome
+    from memfit.verification import Finding, LoopSeen, Outcome
     from memfit.verify.worker.workload import Checked
 
 _numbers = itertools.count()
@@ -67,3 +70,14 @@ def line_of(source: str, text: str) -> int:
     """Return the number of the line that holds a text, in the file that `write` makes."""
     lines = (HEAD + textwrap.dedent(source)).splitlines()
     return 1 + next(i for i, line in enumerate(lines) if text in line)
+
+
+def watch(folder: Path, source: str, *, steps: int | None = None) -> tuple[list[Finding], LoopSeen]:
+    """Run a script under the watch."""
+    path = folder / f"train_{next(_numbers)}.py"
+    path.write_text(HEAD + textwrap.dedent(source))
+    before = sys.argv, sys.path[:]
+    try:
+        return watch_script(str(path), [], Expected(microbatches=steps), 60.0)
+    finally:
+        sys.argv, sys.path[:] = before

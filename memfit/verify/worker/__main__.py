@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import sys
@@ -14,8 +15,11 @@ import torch
 
 from memfit.errors import MemfitError, UsageError
 from memfit.trial.nursery import die_with_parent
+from memfit.verification import Finding
+from memfit.verify.events import Expected
 from memfit.verify.findings import decide
 from memfit.verify.protocol import REPORT, Failure, Report, Task, read_task, write
+from memfit.verify.worker.loops import find_loop, watch_groups, watch_script
 from memfit.verify.worker.subject import Subject
 from memfit.verify.worker.workload import WorkloadCheck, accepted
 from memfit.virtual import control
@@ -57,21 +61,60 @@ def _verify(task: Task, report: Report, tell: Any) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
     warnings.simplefilter("ignore")
-    _verify_workload(task, report, tell)
+    if task.kind == "script":
+        _watch_script(task, report, tell)
+    else:
+        _verify_workload(task, report, tell)
+
+
+def _watch_script(task: Task, report: Report, tell: Any) -> None:
+    tell(f"running {task.target} for up to {task.watch_s:g} s")
+    report.workload = Path(task.target).name
+    report.sha256 = hashlib.sha256(Path(task.target).read_bytes()).hexdigest()
+    steps = None
+    if task.logical_batch is not None and task.microbatch is not None:
+        steps = -(-task.logical_batch // task.microbatch)
+    found, report.loop = watch_script(
+        task.target, task.arguments, Expected(microbatches=steps), task.watch_s
+    )
+    report.findings = accepted(found, task.accept)
+    report.outcome = decide(report.findings, compared=report.loop.group_count > 0)
 
 
 def _verify_workload(task: Task, report: Report, tell: Any) -> None:
     tell(f"importing {task.target}")
-    loaded = load(task.target, task.parameters)
+    run_group = find_loop(task.target)
+    found: list[Finding] = []
+    assert task.logical_batch is not None
+    if run_group is not None:
+        microbatch = task.microbatch or max(1, task.logical_batch // 4)
+        steps = -(-task.logical_batch // microbatch)
+        tell(f"watching run_group({microbatch}, {steps})")
+        found, report.loop = watch_groups(
+            run_group,
+            microbatch,
+            steps,
+            seed=task.seed,
+            seconds=task.watch_s,
+            target=task.target,
+        )
+    try:
+        loaded = load(task.target, task.parameters)
+    except UsageError:
+        if run_group is None:
+            raise
+        report.workload = task.target
+        report.findings = accepted(found, task.accept)
+        report.outcome = decide(report.findings, compared=True)
+        return
     report.workload = loaded.info.name
     report.sha256 = loaded.info.sha256
     report.parameters = dict(loaded.info.parameters)
     report.logical_batch = task.logical_batch
     tell("building the model")
     subject = Subject(loaded, task.device, task.seed)
-    assert task.logical_batch is not None
     checked = WorkloadCheck(subject, task.logical_batch, task.microbatch, tell).run()
-    report.findings = accepted(checked.findings, task.accept)
+    report.findings = accepted([*found, *checked.findings], task.accept)
     report.comparisons = checked.comparisons
     report.loss = checked.loss
     report.notes = checked.notes

@@ -1,0 +1,242 @@
+"""Loops as people write them: one that is right, and broken ones, each found under one code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.verify.checking import line_of, watch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+
+LOOP = """\
+torch.manual_seed(0)
+model = nn.Linear(16, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+A = 4
+data = [(torch.randn(8, 16), torch.randn(8, 1)) for _ in range(12)]
+for i, (x, y) in enumerate(data):
+    loss = F.mse_loss(model(x), y) / A
+    loss.backward()
+    if (i + 1) % A == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+SCALED = """\
+torch.manual_seed(0)
+model = nn.Linear(16, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+A = 4
+data = [(torch.randn(8, 16), torch.randn(8, 1)) for _ in range(12)]
+for i, (x, y) in enumerate(data):
+    loss = F.mse_loss(model(x), y) / A
+    scaler.scale(loss).backward()
+    if (i + 1) % A == 0:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+SCHEDULED = LOOP.replace(
+    "A = 4\n", "A = 4\nschedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)\n"
+).replace(
+    "        optimizer.zero_grad()\n", "        schedule.step()\n        optimizer.zero_grad()\n"
+)
+
+TOKENS = """\
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 11))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+A = 2
+lengths = [2, 8, 3, 7, 1, 9]
+data = []
+for length in lengths:
+    labels = torch.full((4, 9), -100)
+    labels[:, :length] = torch.randint(11, (4, length))
+    data.append((torch.randint(11, (4, 9)), labels))
+for i in range(0, 6, A):
+    group = data[i : i + A]
+    N = sum(int((labels != -100).sum()) for _, labels in group)
+    for ids, labels in group:
+        n = int((labels != -100).sum())
+        loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+        (loss * n / N).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+PARALLEL = """\
+import contextlib
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+A = 4
+data = [(torch.randn(8, 16), torch.randn(8, 1)) for _ in range(12)]
+for i, (x, y) in enumerate(data):
+    last = (i + 1) % A == 0
+    with contextlib.nullcontext() if last else model.no_sync():
+        loss = F.mse_loss(model(x), y) / A
+        loss.backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+RIGHT = {
+    "plain": LOOP,
+    "scaled": SCALED,
+    "scheduled": SCHEDULED,
+    "tokens": TOKENS,
+    "sums": TOKENS.replace("labels.flatten())\n", "labels.flatten(), reduction='sum')\n").replace(
+        "loss * n / N", "loss / N"
+    ),
+    "parallel": PARALLEL,
+    "without accumulation": LOOP.replace("A = 4", "A = 1"),
+    "logged": LOOP.replace("A = 4", "A, total = 4, 0.0").replace(
+        "    loss.backward()\n", "    loss.backward()\n    total += loss.item()\n"
+    ),
+    "evaluated": LOOP + "with torch.no_grad():\n    print(model(data[0][0]).mean())\n",
+}
+
+
+@pytest.mark.parametrize("name", sorted(RIGHT))
+def test_a_loop_that_is_right_is_clean(name: str, tmp_path: Path) -> None:
+    found, seen = watch(tmp_path, RIGHT[name])
+
+    assert [f.code for f in found] == []
+    assert seen.group_count == (12 if name == "without accumulation" else 3)
+    assert seen.steps_attempted == seen.steps_applied == seen.group_count
+    if name != "parallel":
+        assert all(g.error is not None and g.error < 1e-6 for g in seen.groups)
+
+
+STEP = """\
+    if (i + 1) % A == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+ALWAYS = """\
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+BROKEN = {
+    "MF201": (TOKENS.replace("loss * n / N", "loss / A"), "(loss / A).backward()"),
+    "MF202": (LOOP.replace("y) / A", "y, reduction='sum')"), "loss.backward()"),
+    "MF203": (LOOP.replace("/ A\n", "/ A / A\n"), "loss.backward()"),
+    "MF204": (LOOP.replace("/ A\n", "\n"), "loss.backward()"),
+    "MF207": (
+        LOOP.replace("range(12)", "range(10)").replace("% A == 0", "% A == 0 or i == 9"),
+        "optimizer.step()",
+    ),
+    "MF208": (
+        LOOP.replace(
+            "A = 4\n",
+            "A = 4\nclass Own(torch.autograd.Function):\n"
+            "    @staticmethod\n    def forward(ctx, x):\n        return x.mean()\n"
+            "    @staticmethod\n    def backward(ctx, g):\n        return g.expand(8, 1) / 8\n",
+        ).replace("F.mse_loss(model(x), y)", "Own.apply((model(x) - y) ** 2)"),
+        "loss.backward()",
+    ),
+    "MF501": (
+        LOOP.replace("    loss = ", "    optimizer.zero_grad()\n    loss = "),
+        "optimizer.zero_grad()",
+    ),
+    "MF502": (LOOP.replace("        optimizer.zero_grad()\n", ""), "loss.backward()"),
+    "MF503": (LOOP.replace(STEP, ALWAYS), "optimizer.step()"),
+    "MF504": (
+        LOOP.replace(
+            "    loss.backward()\n",
+            "    loss.backward()\n    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+        ),
+        "clip_grad_norm_",
+    ),
+    "MF505": (SCALED.replace("        scaler.unscale_(optimizer)\n", ""), "clip_grad_norm_"),
+    "MF506": (
+        SCALED.replace(
+            "        scaler.unscale_(optimizer)\n",
+            "        scaler.unscale_(optimizer)\n        scaler.unscale_(optimizer)\n",
+        ),
+        None,
+    ),
+    "MF507": (
+        SCALED.replace("        scaler.update()\n", "")
+        .replace("    if (i", "    if (i + 1) % A:\n        scaler.update(512.0)\n    if (i")
+        .replace(
+            "        scaler.step(optimizer)\n",
+            "        scaler.step(optimizer)\n        scaler.update()\n",
+        ),
+        "scaler.update(512.0)",
+    ),
+    "MF508": (
+        SCHEDULED.replace("        schedule.step()\n", "").replace(
+            "    loss.backward()\n", "    loss.backward()\n    schedule.step()\n"
+        ),
+        "schedule.step()",
+    ),
+    "MF509": (
+        LOOP.replace("A = 4", "A, total = 4, 0.0").replace(
+            "    loss.backward()\n", "    loss.backward()\n    total += loss\n"
+        ),
+        "loss.backward()",
+    ),
+    "MF510": (
+        PARALLEL.replace(
+            "    with contextlib", "    loss = F.mse_loss(model(x), y) / A\n    with contextlib"
+        ).replace("        loss = F.mse_loss(model(x), y) / A\n", ""),
+        "loss.backward()",
+    ),
+    "MF511": (LOOP.replace("range(12)", "range(10)"), "loss.backward()"),
+    "MF512": (
+        SCHEDULED.replace("        schedule.step()\n", "").replace(
+            "        optimizer.step()\n", "        schedule.step()\n        optimizer.step()\n"
+        ),
+        "schedule.step()",
+    ),
+    "MF602": (
+        SCALED.replace("init_scale=1024.0", "init_scale=3e38").replace(
+            "torch.randn(8, 1)", "100 * torch.randn(8, 1)"
+        ),
+        "scaler.step(optimizer)",
+    ),
+    "MF704": (
+        PARALLEL.replace("contextlib.nullcontext() if last else ", ""),
+        "loss.backward()",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", sorted(BROKEN))
+def test_a_broken_loop_is_found_with_its_place_and_nothing_else(code: str, tmp_path: Path) -> None:
+    source, at = BROKEN[code]
+    found, _ = watch(tmp_path, source)
+
+    assert [f.code for f in found] == [code]
+    place = found[0].place
+    assert place is not None
+    assert "train_" in place.file
+    if at is not None:
+        assert place.line == line_of(source, at)
+
+
+def test_a_graph_that_is_retained_is_found(tmp_path: Path) -> None:
+    found, _ = watch(tmp_path, LOOP.replace("backward()", "backward(retain_graph=True)"))
+    assert [f.code for f in found] == ["MF509"]
+
+
+def test_a_step_after_each_microbatch_is_found_where_the_steps_are_named(tmp_path: Path) -> None:
+    source = LOOP.replace("A = 4", "A = 1")
+    found, _ = watch(tmp_path, source, steps=4)
+    assert [f.code for f in found] == ["MF503"]
