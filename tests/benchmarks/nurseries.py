@@ -26,6 +26,7 @@ class _Lent:
         self._key = key
         self._nursery = nursery
         self.channel = nursery.channel
+        self.pid = nursery.pid
 
     def kill(self, *, ends_by_itself: bool = False) -> int:
         if ends_by_itself:  # it is gone already
