@@ -25,6 +25,9 @@ class Reading:
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     allocated_bytes: int | None
+    reserved_bytes: int | None
+    taken_bytes: int | None
+    """All that the allocator ever asked the device for, returned or not."""
     alloc_retries: int | None
     """Since the start of the process."""
     inactive_split_bytes: int | None
@@ -104,15 +107,18 @@ class CudaMemory:
         """Read the allocator's counters and, where asked, the driver's."""
         stats: Any = self._cuda.memory_stats_as_nested_dict(self.device)
         used = self._used() if device_used else None
-        reserved = stats["reserved_bytes"]["all"]["current"]
+        reserves = stats["reserved_bytes"]["all"]
+        reserved = reserves["current"]
         outside = None
         if used is not None and self.used_before_bytes is not None:
             outside = max(used - self.used_before_bytes - reserved, 0)
         allocation = stats["allocation"]["all"]
         return Reading(
             peak_allocated_bytes=stats["allocated_bytes"]["all"]["peak"],
-            peak_reserved_bytes=stats["reserved_bytes"]["all"]["peak"],
+            peak_reserved_bytes=reserves["peak"],
             allocated_bytes=stats["allocated_bytes"]["all"]["current"],
+            reserved_bytes=reserved,
+            taken_bytes=reserves["allocated"],
             alloc_retries=stats["num_alloc_retries"],
             inactive_split_bytes=stats["inactive_split_bytes"]["all"]["current"],
             allocator_events=allocation["allocated"] + allocation["freed"],
@@ -156,6 +162,8 @@ class HostMemory:
             peak_allocated_bytes=None,
             peak_reserved_bytes=None,
             allocated_bytes=None,
+            reserved_bytes=None,
+            taken_bytes=None,
             alloc_retries=None,
             inactive_split_bytes=None,
             allocator_events=0,

@@ -41,12 +41,11 @@ from memfit.trial.protocol import (
     write_report,
 )
 from memfit.trial.reads import TrialReads
+from memfit.trial.settling import Settling
 from memfit.trial.telling import describe_failure, limits_of
 from memfit.trial.timeline import TimelineRecorder
 from memfit.workload import LoadedWorkload, Workload
 
-_MORE_GROUPS_FOR_RETRIES = 2
-"""A steady group has no allocator retries; a group that had some is followed by up to this many."""
 _MORE_GROUPS_FOR_SCALER = 24
 """GradScaler starts at 2**16 and halves at every skipped step: 17 skips reach a scale below one."""
 
@@ -93,7 +92,7 @@ class _Trial:
         self._group = 0
         self._attempted = 0
         self._applied = 0
-        self._retries_last_group: int | None = None
+        self._settling: Settling | None = None
         self._write_mark("imported")
 
     # -- running -----------------------------------------------------------------------------
@@ -137,6 +136,7 @@ class _Trial:
                 else None
             )
             recorder.groups = "first"
+            self._settling = Settling(reader, self._spec.device.limit_bytes)
             while self._wants_another_group():
                 self._run_group(workload, scaler)
         if reader.device.type == "cuda":
@@ -176,17 +176,18 @@ class _Trial:
             return done < asked + _MORE_GROUPS_FOR_SCALER
         if self._applied == 1:
             return True  # a group with the optimizer's state in place has not run yet
-        return bool(self._retries_last_group) and done < asked + _MORE_GROUPS_FOR_RETRIES
+        return self._settling is not None and self._settling.wants_another(done - asked)
 
     def _run_group(self, workload: Workload, scaler: Any) -> None:
         assert self._recorder is not None
+        assert self._settling is not None
         self._group += 1
         self.reads.begin_group()
         if self._applied:
             self._recorder.groups = "later"
         if self._spec.record_timeline and self._group == self._spec.groups:
             self._timeline = TimelineRecorder.start(self._reader)
-        retries_before = self._reader.read(device_used=False).alloc_retries
+        self._settling.begin_group()
         sizes = self._spec.sizes
         loss = workload.loss if self._group > 1 else first_loss(workload, self._spec)
         batches, counts = self._microbatches(workload, sizes)
@@ -205,9 +206,7 @@ class _Trial:
             on_phase=self._on_phase,
         )
         self._applied += outcome.step_applied
-        retries = self._reader.read(device_used=False).alloc_retries
-        if retries is not None:
-            self._retries_last_group = retries - (retries_before or 0)
+        self._settling.end_group()
         if self._timeline is not None:
             self._finished_timeline = self._timeline.finish()
             self._timeline = None
@@ -400,7 +399,7 @@ class _Trial:
             outside_allocator_bytes=most("outside_allocator_bytes"),
             used_before_bytes=self._reader.used_before_bytes,
             alloc_retries=sum(retries) if retries else None,
-            alloc_retries_last_group=self._retries_last_group,
+            alloc_retries_last_group=self._settling.retries if self._settling else None,
             inactive_split_bytes=last.inactive_split_bytes,
             device_used_source=self._reader.device_used_source,
             phases=phases,
