@@ -10,7 +10,15 @@ import pytest
 
 from memfit import virtual
 from memfit.devices.memory import Reading
-from memfit.records import DeviceKind, DeviceSpec, Precision, Split, TrialSpec, Verdict
+from memfit.records import (
+    DeviceKind,
+    DeviceSpec,
+    Parameter,
+    Precision,
+    Split,
+    TrialSpec,
+    Verdict,
+)
 from memfit.trial.runner import TrialRunner
 from memfit.trial.settling import MORE_FOR_GROWTH, Settling
 from memfit.units import GIB, MIB
@@ -86,7 +94,15 @@ def test_a_device_without_such_counters_needs_no_more_groups() -> None:
 
 
 CARD = virtual.find_card("h100-80gb")
-SHAPE = {"kind": "transformer", "depth": 8, "width": 640, "length": 256, "checkpointed": True}
+SHAPE: dict[str, Parameter] = {
+    "kind": "transformer",
+    "depth": 8,
+    "width": 640,
+    "length": 256,
+    "checkpointed": True,
+    "even": False,
+    "update": "adamw fused",
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +112,7 @@ def runner():
         made = stack.enter_context(
             TrialRunner(
                 "tests.benchmarks.workloads.drawn:Drawn",
-                SHAPE | {"even": False, "update": "adamw fused"},
+                SHAPE,
                 environment=virtual.prepare(CARD, total_bytes=CARD.total_bytes),
                 load_timeout_s=300,
             )
