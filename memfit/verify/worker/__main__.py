@@ -20,6 +20,7 @@ from memfit.verify.events import Expected
 from memfit.verify.findings import decide
 from memfit.verify.protocol import REPORT, Failure, Report, Task, read_task, write
 from memfit.verify.worker.loops import find_loop, watch_groups, watch_script
+from memfit.verify.worker.replicas import start_replicas
 from memfit.verify.worker.subject import Subject
 from memfit.verify.worker.workload import WorkloadCheck, accepted
 from memfit.virtual import control
@@ -38,7 +39,7 @@ def main() -> None:
 
     report = Report(torch=str(torch.__version__))
     try:
-        _verify(read_task(folder), report, tell)
+        _verify(read_task(folder), folder, report, tell)
     except BaseException as error:  # noqa: BLE001 - whatever ends the check is its result
         report.failure = _failure(error)
     write(folder / REPORT, report)
@@ -48,7 +49,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _verify(task: Task, report: Report, tell: Any) -> None:
+def _verify(task: Task, folder: Path, report: Report, tell: Any) -> None:
     if task.device == "cuda":
         if not torch.cuda.is_available():
             raise UsageError("torch finds no CUDA device", hint="use --device cpu")
@@ -61,10 +62,21 @@ def _verify(task: Task, report: Report, tell: Any) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
     warnings.simplefilter("ignore")
-    if task.kind == "script":
+    if task.kind == "script" and task.replicas > 1:
+        _watch_replicas(task, folder, report, tell)
+    elif task.kind == "script":
         _watch_script(task, report, tell)
     else:
-        _verify_workload(task, report, tell)
+        _verify_workload(task, folder, report, tell)
+
+
+def _watch_replicas(task: Task, folder: Path, report: Report, tell: Any) -> None:
+    tell(f"running {task.target} in {task.replicas} processes for up to {task.watch_s:g} s")
+    report.workload = Path(task.target).name
+    ranks = start_replicas(task, folder, frozen=[])
+    report.loop = ranks.loop
+    report.findings = accepted(ranks.findings, task.accept)
+    report.outcome = decide(report.findings, compared=ranks.loop is not None)
 
 
 def _watch_script(task: Task, report: Report, tell: Any) -> None:
@@ -81,7 +93,7 @@ def _watch_script(task: Task, report: Report, tell: Any) -> None:
     report.outcome = decide(report.findings, compared=report.loop.group_count > 0)
 
 
-def _verify_workload(task: Task, report: Report, tell: Any) -> None:
+def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> None:
     tell(f"importing {task.target}")
     run_group = find_loop(task.target)
     found: list[Finding] = []
@@ -114,11 +126,22 @@ def _verify_workload(task: Task, report: Report, tell: Any) -> None:
     tell("building the model")
     subject = Subject(loaded, task.device, task.seed)
     checked = WorkloadCheck(subject, task.logical_batch, task.microbatch, tell).run()
-    report.findings = accepted([*found, *checked.findings], task.accept)
+    found += checked.findings
+    if task.replicas > 1:
+        tell(f"{task.replicas} replicas over gloo")
+        ranks = start_replicas(task, folder, frozen=frozen_names(subject))
+        report.replicas = ranks.check
+        found += ranks.findings
+    report.findings = accepted(found, task.accept)
     report.comparisons = checked.comparisons
     report.loss = checked.loss
     report.notes = checked.notes
     report.outcome = decide(report.findings, compared=bool(checked.comparisons))
+
+
+def frozen_names(subject: Subject) -> list[str]:
+    """Return the names of the modules that are held in eval mode."""
+    return [n for n, m in subject.model.named_modules() if m in subject.frozen]
 
 
 def _failure(error: BaseException) -> Failure:

@@ -28,11 +28,16 @@ def watch_script(
     Raises:
         WorkloadError: When it fails, or no optimizer step was seen.
     """
+    return _judge(run_watched(path, arguments, seconds), expected, path)
+
+
+def run_watched(path: str, arguments: Sequence[str], seconds: float) -> Watch:
+    """Run a training script under the watch, as its own program."""
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     with watching(seconds) as watch:
         _run(path, watch)
-    return _judge(watch, expected, path)
+    return watch
 
 
 def _run(path: str, watch: Watch) -> None:

@@ -54,6 +54,8 @@ class Subject:
             )
         self.frozen: frozenset[torch.nn.Module] = frozenset()
         """Modules that are held in eval mode."""
+        self.wrapped: Any = None
+        """The model wrapped for data parallelism, where it is."""
         self._state = {name: t.detach().clone() for name, t in self._tensors()}
         self._modes = [(m, m.training) for m in model.modules()]
         self._random = torch.get_rng_state()
@@ -102,7 +104,8 @@ class Subject:
     def loss(self, batch: Any) -> torch.Tensor:
         """Compute the workload's loss of a batch."""
         with user_code("loss() failed"):
-            return check_loss(self.workload.loss(self.model, self.cast(batch)))
+            model = self.model if self.wrapped is None else self.wrapped
+            return check_loss(self.workload.loss(model, self.cast(batch)))
 
     def counts(self, parts: Sequence[Any], sizes: Sequence[int]) -> list[int]:
         """Return the elements of each microbatch: what `count` says, or its examples."""
@@ -137,7 +140,15 @@ class Subject:
         value.backward()  # type: ignore[no-untyped-call]
         return self.gradient(), float(value.detach())
 
-    def accumulated(self, parts: Sequence[Any], counts: Sequence[int], optimizer: Any) -> Update:
+    def accumulated(
+        self,
+        parts: Sequence[Any],
+        counts: Sequence[int],
+        optimizer: Any,
+        *,
+        replicas: int = 1,
+        total: int | None = None,
+    ) -> Update:
         """Run one group over the microbatches, from the first state, its step included."""
         self.reset()
         seen: list[Gradient] = []
@@ -148,11 +159,13 @@ class Subject:
 
         with user_code("the group failed"):
             outcome = run_group(
-                self.model,
+                self.model if self.wrapped is None else self.wrapped,
                 optimizer,
                 parts,
                 loss=lambda _model, part: self.loss(part),
                 counts=list(counts),
+                total_count=total,
+                replicas=replicas,
                 on_phase=note,
             )
         return Update(gradient=seen[0], parameters=self.parameters(), loss=float(outcome.loss))

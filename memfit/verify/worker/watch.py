@@ -12,6 +12,7 @@ import functools
 import math
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +28,10 @@ from memfit.verify.worker.places import here
 
 _MAX_ENTRIES = 20_000_000
 """Parameters above which the gradients of a watched loop are not added up a second time."""
+
+
+_DIGESTED = 4096
+"""Entries of a tensor that its checksum is over."""
 
 
 class Enough(BaseException):
@@ -51,6 +56,7 @@ class Watch:
         self._undo = contextlib.ExitStack()
         self._optimizers: list[weakref.ref[Any]] = []
         self._examples: int | None = None
+        self._digest: int | None = None
         self._forwards = 0
         self._depth = 0
         self._data_parallel: tuple[Any, bool] | None = None
@@ -83,13 +89,8 @@ class Watch:
                     self._wrap(kind, "step", self._schedule)
                 if "_initial_step" in vars(kind):
                     self._wrap(kind, "_initial_step", self._initial_schedule)
-        hooks = torch.nn.modules.module
-        for handle in (
-            hooks.register_module_forward_pre_hook(self._enter_module),
-            hooks.register_module_forward_hook(self._leave_module, always_call=True),
-            register_optimizer_step_pre_hook(self._step),
-        ):
-            self._undo.callback(handle.remove)
+        self._wrap(torch.nn.Module, "__call__", self._call)
+        self._undo.callback(register_optimizer_step_pre_hook(self._step).remove)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -111,21 +112,26 @@ class Watch:
 
     # -- forward -----------------------------------------------------------------------------
 
-    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+    def _call(self, original: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not self._depth:
+            self._enter(module, [*args, *kwargs.values()])
         self._depth += 1
-        if self._depth > 1 or not any(p.requires_grad for p in module.parameters()):
-            return
-        if not torch.is_grad_enabled():
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def _enter(self, module: torch.nn.Module, given: list[Any]) -> None:
+        """Note the forward pass of a model that trains."""
+        if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
             return
         self._forwards += 1
-        first = next((a for a in args if isinstance(a, torch.Tensor) and a.ndim), None)
+        first = next((a for a in given if isinstance(a, torch.Tensor) and a.ndim), None)
         self._examples = None if first is None else int(first.shape[0])
+        self._digest = None if first is None else digest(first)
         self._data_parallel = None
         if isinstance(module, DistributedDataParallel):
             self._data_parallel = (module, bool(module.require_backward_grad_sync))
-
-    def _leave_module(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        self._depth = max(0, self._depth - 1)
 
     # -- backward ----------------------------------------------------------------------------
 
@@ -153,6 +159,7 @@ class Watch:
             reduction=None if reading is None else reading.reduction,
             elements=None if reading is None else reading.elements,
             examples=self._examples,
+            digest=self._digest,
             scale=scale,
             cleared=self._is_clear(),
             graphs=alive,
@@ -160,7 +167,7 @@ class Watch:
             synced=self._synced(),
         )
         self.events.append(event)
-        parameters = self._parameters()
+        parameters = self.parameters()
         self._sum.before(parameters)
         done = original(tensors, *args, **kwargs)
         self._sum.after(parameters, event, reading)
@@ -184,7 +191,8 @@ class Watch:
             (False, False): "none",
         }[forward, backward]
 
-    def _parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters of every optimizer that the loop made and still has."""
         found: dict[int, torch.Tensor] = {}
         for reference in self._optimizers:
             optimizer = reference()
@@ -193,7 +201,7 @@ class Watch:
         return list(found.values())
 
     def _is_clear(self) -> bool | None:
-        parameters = self._parameters()
+        parameters = self.parameters()
         if not parameters:
             return None
         return not any(p.grad is not None and bool(p.grad.any()) for p in parameters)
@@ -336,6 +344,12 @@ class _GroupSum:
         )
         size = math.sqrt(sum(float((m / elements).norm()) ** 2 for m in means.values()))
         return apart / size if size and math.isfinite(apart / size) else None
+
+
+def digest(value: torch.Tensor) -> int:
+    """Return a checksum of a tensor's first values, by which equal examples are told."""
+    flat = value.detach().flatten()[:_DIGESTED].cpu().contiguous()
+    return zlib.crc32(bytes(flat.view(torch.uint8).tolist()), value.numel())
 
 
 @contextlib.contextmanager
