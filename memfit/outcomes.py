@@ -31,6 +31,8 @@ class Outcome:
     """Whether it may have failed only because gradients of earlier microbatches were held."""
     size_mattered: bool = True
     """Whether a microbatch was there at all; False when the model alone did not fit."""
+    phases: tuple[tuple[str, int], ...] = ()
+    """Demand of each phase, where the trial told it: the highest of them is `demand_bytes`."""
 
     @classmethod
     def of(cls, result: TrialResult) -> Outcome:
@@ -45,7 +47,21 @@ class Outcome:
             peak_bytes=result.peak_bytes,
             gradients_held=phase is None or (phase in ("forward", "backward") and index != 1),
             size_mattered=phase not in ("imported", "build"),
+            phases=tuple(sorted(_demand_of_phases(result).items())),
         )
+
+
+def _demand_of_phases(result: TrialResult) -> dict[str, int]:
+    """What each phase needed on the device where it needed most."""
+    found: dict[str, int] = {}
+    for device in result.devices:
+        outside = device.outside_allocator_bytes or 0
+        for memory in device.phases:
+            allocated = memory.peak_allocated_bytes
+            if allocated is not None:
+                name = f"{memory.phase} of {memory.groups}"
+                found[name] = max(found.get(name, 0), allocated + outside)
+    return found
 
 
 def outcomes_of(trials: Iterable[TrialResult]) -> tuple[Outcome, ...]:
@@ -81,52 +97,75 @@ def unrepeated(trials: Sequence[TrialResult]) -> TrialResult | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a size that fitted took, in bytes: the most of its trials."""
+
+    size: int
+    demand: int
+    peak: int
+    phases: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Demand as a straight line through two measured sizes, and what lies on top of it."""
+    """Demand as a straight line for each phase, through two measured sizes, and what lies on top.
+
+    The phase that needs most at a small size need not be the one that grows: the optimizer step
+    takes the same at every size, and hides how forward and backward grow until they pass it.
+    """
 
     size: int
     """The largest size that fitted."""
-    demand: int
     other_size: int
-    other_demand: int
+    lines: tuple[tuple[int, int], ...]
+    """Demand at `size` and at `other_size`, of each phase that both tell, or of the whole."""
     overhead: int
     """Peak less demand at `size`: fragmentation and cache."""
 
     @classmethod
     def through(
-        cls, fits: Sequence[tuple[int, int, int]], failed: tuple[int, int] | None = None
+        cls, fits: Sequence[Measured], failed: tuple[int, int] | None = None
     ) -> Growth | None:
-        """Draw the line.
+        """Draw the lines.
 
         The second point is the largest at or below half of the first: near enough to follow a
         curve, and far enough for noise to matter little.
 
         Args:
-            fits: Size, demand and peak of the sizes that fitted, ascending.
+            fits: The sizes that fitted, ascending.
             failed: Size and demand, at the least, of one that failed; used with a single fit.
         """
         if not fits:
             return None
-        size, demand, peak = fits[-1]
+        top = fits[-1]
+        lines = []
         if len(fits) > 1:
-            lower = [point for point in fits if 2 * point[0] <= size] or [fits[0]]
-            other_size, other_demand, _ = lower[-1]
-        elif failed is not None and failed[1] > demand:
-            other_size, other_demand = failed
+            other = next((fit for fit in reversed(fits) if 2 * fit.size <= top.size), fits[0])
+            other_size = other.size
+            lines = [(top.phases[n], other.phases[n]) for n in top.phases if n in other.phases]
+            lines.append((top.demand, other.demand))
+        elif failed is not None and failed[1] > top.demand:
+            other_size = failed[0]
+            lines = [(top.demand, failed[1])]
         else:
             return None
-        return cls(size, demand, other_size, other_demand, max(0, peak - demand))
+        return cls(
+            size=top.size,
+            other_size=other_size,
+            lines=tuple(lines),
+            overhead=max(0, top.peak - top.demand),
+        )
 
     @property
     def per_example(self) -> float:
-        """Bytes that one more example takes."""
-        return (self.demand - self.other_demand) / (self.size - self.other_size)
+        """Bytes that one more example takes, in the phase that grows fastest."""
+        return max((high - low) / (self.size - self.other_size) for high, low in self.lines)
 
     def demand_at(self, size: int) -> int:
-        """Predict the demand of a size."""
-        rise = (self.demand - self.other_demand) * (size - self.size)
-        return self.demand + rise // (self.size - self.other_size)
+        """Predict the demand of a size: that of the phase that needs most there."""
+        away, between = size - self.size, self.size - self.other_size
+        return max(high + (high - low) * away // between for high, low in self.lines)
 
     def peak_at(self, size: int) -> int:
         """Predict what is compared with the limit."""
@@ -134,20 +173,33 @@ class Growth:
 
     def room(self, limit: int) -> int | None:
         """Return the largest size whose predicted peak is within the limit; None if all are."""
-        if self.per_example <= 0:
-            return None
-        return self.size + int((limit - self.demand - self.overhead) / self.per_example)
+        between = self.size - self.other_size
+        rooms = [
+            self.size + int((limit - high - self.overhead) * between / (high - low))
+            for high, low in self.lines
+            if (high - low) * between > 0
+        ]
+        return min(rooms, default=None)
 
 
-def measured(outcomes: Iterable[Outcome], sizes: set[int]) -> list[tuple[int, int, int]]:
-    """Return size, demand and peak of the sizes asked for, ascending: the most that each took."""
-    most: dict[int, tuple[int, int]] = {}
+def measured(outcomes: Iterable[Outcome], sizes: set[int]) -> list[Measured]:
+    """Return what each of the sizes asked for took, ascending."""
+    most: dict[int, Measured] = {}
     for outcome in outcomes:
         known = [b for b in (outcome.demand_bytes, outcome.peak_bytes) if b is not None]
-        if outcome.microbatch in sizes and known:
-            demand, peak = most.get(outcome.microbatch, (0, 0))
-            most[outcome.microbatch] = (max(demand, known[0]), max(peak, known[-1]))
-    return [(size, *most[size]) for size in sorted(most)]
+        if outcome.microbatch not in sizes or not known:
+            continue
+        seen = most.get(outcome.microbatch)
+        phases = dict(outcome.phases)
+        most[outcome.microbatch] = Measured(
+            size=outcome.microbatch,
+            demand=max(known[0], seen.demand if seen else 0),
+            peak=max(known[-1], seen.peak if seen else 0),
+            phases=phases
+            if seen is None
+            else {n: max(b, seen.phases.get(n, 0)) for n, b in {**seen.phases, **phases}.items()},
+        )
+    return [most[size] for size in sorted(most)]
 
 
 def refuses(outcome: Outcome) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import platform
 import signal
@@ -82,6 +83,7 @@ def _serve(channel: Channel) -> None:
 
 
 def _load(channel: Channel, request: Load) -> LoadedWorkload | None:
+    gc.disable()  # imports make hundreds of thousands of objects and hardly any garbage
     try:
         import torch  # noqa: PLC0415
 
@@ -112,6 +114,11 @@ def _load(channel: Channel, request: Load) -> LoadedWorkload | None:
             )
         )
         return None
+    # Trials need not look through what was imported again and again, nor copy its pages. The one
+    # full collection leaves the collector's thresholds as they are in a training program.
+    gc.enable()
+    gc.collect()
+    gc.freeze()
     channel.send(
         Ready(workload=loaded.info, environment=_environment(), fork_refusal=_fork_refusal())
     )
