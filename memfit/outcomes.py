@@ -70,7 +70,7 @@ def outcomes_of(trials: Iterable[TrialResult]) -> tuple[Outcome, ...]:
     Diagnoses do not, nor does a doubtful trial: its repetition does. Where the repetition fits
     after all, it confirms nothing by itself, so that such a size has to fit twice.
     """
-    known = [trial for trial in trials if trial.spec.purpose != "diagnose"]
+    known = [trial for trial in trials if trial.spec.purpose in ("search", "confirm")]
     waiting = unrepeated(known)
     left_out = {*repetitions(known), waiting.spec.index if waiting else None}
     found = []

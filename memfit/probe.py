@@ -38,6 +38,7 @@ from memfit.records import (
     ProbeResult,
     ProbeSpec,
     Source,
+    Steadiness,
     TrialResult,
     TrialSpec,
     Verdict,
@@ -53,11 +54,14 @@ from memfit.search import (
     expected_room,
     outcomes_of,
 )
+from memfit.steady import TRACED_GROUPS, judge, suspicious
 from memfit.story import tell
 from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
 from memfit.units import TIB
 
+LEAST_GROUPS = 2
+"""Groups of a search trial: one that makes the optimizer's state, and one that runs with it."""
 _LOAD_TIMEOUT_S = 900.0
 """Longest time that importing torch and the user's code may take."""
 _DIAGNOSIS_BYTES = TIB
@@ -164,6 +168,7 @@ class _Probe:
             precision=request.precision,
             clip_norm=request.clip_norm,
             group_microbatches=request.group_microbatches,
+            groups=request.groups,
             max_microbatch=request.max_microbatch,
             max_trials=request.max_trials or MOST_TRIALS[device.kind],
             time_budget_s=request.time_budget_s,
@@ -302,19 +307,21 @@ class _Probe:
         device: DeviceSpec | None = None,
     ) -> TrialSpec:
         split = self._sizes.split(microbatch)
+        full = group_microbatches >= split.accumulation_steps
         return TrialSpec(
             index=len(self._trials) + 1,
             purpose=purpose,  # type: ignore[arg-type]
             reason=reason,
             split=split,
             group_microbatches=group_microbatches,
+            groups=self._spec.groups if full else LEAST_GROUPS,
             precision=self._spec.precision,
             clip_norm=self._spec.clip_norm,
             device=device or self._spec.device,
             seed=self._spec.seed,
             data_dependent=self._spec.data_dependent,
             timeout_s=self._spec.trial_timeout_s,
-            record_timeline=group_microbatches >= split.accumulation_steps,
+            record_timeline=full,
         )
 
     # -- saving and resuming -----------------------------------------------------------------
@@ -389,6 +396,7 @@ class _Probe:
                 "own number of elements"
             ),
             notes=tuple(notes),
+            steadiness=self._steadiness(self._trial(certificate.trial)),
             wall_s=time.monotonic() - self._started,
         )
         try:
@@ -411,6 +419,29 @@ class _Probe:
         )
         self._listener.asked(spec)
         return with_ledger(answer, self._runner.run(spec))
+
+    def _steadiness(self, answer: TrialResult) -> Steadiness:
+        """Say whether the answer's memory grows; a suspicion is put to a trial of its own."""
+        ends = answer.observed.allocated_after_groups_bytes
+        if not suspicious(ends) or self._time_is_up:
+            return judge(answer, None)
+        device = self._spec.device
+        spec = replace(
+            answer.spec,
+            index=len(self._trials) + 1,
+            purpose="trace",
+            reason="memory rose from group to group: where it comes from",
+            groups=TRACED_GROUPS,
+            record_timeline=False,
+            # What grows is to be traced, however near the limit the answer is.
+            device=replace(device, limit_bytes=_DIAGNOSIS_BYTES)
+            if device.kind is DeviceKind.VIRTUAL
+            else device,
+        )
+        self._listener.asked(spec)
+        traced = self._runner.run(spec)
+        self._listener.finished(traced)
+        return judge(answer, traced)
 
     def _trial(self, index: int) -> TrialResult:
         return next(t for t in self._trials if t.spec.index == index)

@@ -46,6 +46,8 @@ class ProbeRequest:
     precision: Precision = Precision.FP32
     clip_norm: float | None = None
     group_microbatches: int = 2
+    groups: int = 3
+    """Groups of a trial that runs full ones."""
     max_microbatch: int | None = None
     max_trials: int | None = None
     """None: `MOST_TRIALS` of the device's kind."""
@@ -92,6 +94,7 @@ def check_request(request: ProbeRequest) -> None:
     share_of(request.data_dependent)
     for name, value, least in (
         ("--group-microbatches", request.group_microbatches, 2),
+        ("--groups", request.groups, 2),
         ("--max-trials", request.max_trials, 1),
     ):
         if value is not None and value < least:

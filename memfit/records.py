@@ -132,9 +132,10 @@ class TrialSpec:
 
     index: int
     """Number of the trial in its probe, from 1."""
-    purpose: Literal["search", "confirm", "diagnose"]
-    """`confirm` runs full groups; `diagnose` asks what microbatch 1 would need on a virtual card
-    without a limit, and never counts as a fit."""
+    purpose: Literal["search", "confirm", "diagnose", "trace"]
+    """`confirm` runs full groups. Two never count as a fit: `diagnose` asks what microbatch 1 would
+    need on a virtual card without a limit, and `trace` where memory comes from that grows from
+    group to group."""
     reason: str = ""
     """Why this size was tried, in one sentence without a full stop."""
     repeats: int | None = None
@@ -398,6 +399,42 @@ class HostRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthPlace:
+    """A place in the code whose allocations stay from group to group."""
+
+    where: str
+    """Folder, file and line; or what is known instead, where no Python code is on the stack."""
+    bytes_per_group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steadiness:
+    """Whether the answer's memory stays what it was, group after group."""
+
+    verdict: Literal["steady", "growing", "unknown"]
+    groups: int
+    """Groups that were looked at."""
+    bytes_per_group: int | None = None
+    """How much more is allocated after each group; None unless it grows."""
+    groups_until_limit: int | None = None
+    """About how many groups run before what is allocated reaches the limit."""
+    places: tuple[GrowthPlace, ...] = ()
+    """Where the blocks that stay were allocated, the largest first."""
+    reason: str | None = None
+    """Why it is unknown, or what the growth was when it is none, without a full stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a trial showed beside its verdict and its peaks."""
+
+    allocated_after_groups_bytes: tuple[int, ...] = ()
+    """Allocated memory at the end of each group; empty where no allocator counts it."""
+    growth_places: tuple[GrowthPlace, ...] = ()
+    """Where memory that stayed came from, in a trial that traced it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What decided a verdict."""
 
@@ -447,6 +484,7 @@ class TrialResult:
     timeline: Timeline | None = None
     ledger: Ledger | None = None
     """From a trial of its own with the same peaks; None where there was none."""
+    observed: Observed = Observed()
     groups_run: int = 0
     optimizer_steps_attempted: int = 0
     optimizer_steps_applied: int = 0
@@ -491,6 +529,8 @@ class ProbeSpec:
     clip_norm: float | None = None
     group_microbatches: int = 2
     """Cap on the microbatches of a search trial's group."""
+    groups: int = 2
+    """Groups that a trial of full groups runs; growth from group to group shows from 3 on."""
     max_microbatch: int | None = None
     max_trials: int = 40
     time_budget_s: float | None = None
@@ -608,6 +648,8 @@ class ProbeResult:
     """How a group with fewer examples, at the end of an epoch, is to be treated."""
     notes: tuple[str, ...] = ()
     """Remarks to the user: poor splits, caps reached, thrash seen."""
+    steadiness: Steadiness | None = None
+    """None in a record of an earlier memfit, which did not look."""
     wall_s: float = 0.0
 
     @property

@@ -20,6 +20,7 @@ KNOW_TORCH = {
     "memfit.group",
     "memfit.selftest",
     "memfit.trial.checks",
+    "memfit.trial.growth",
     "memfit.trial.lazy",
     "memfit.trial.ledger_recorder",
     "memfit.trial.nursery",

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.report import words
+from memfit.report import staying, words
 from memfit.report.words import trial_line
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ def render_answer(result: ProbeResult, console: Console) -> None:
     console.print(table)
     console.print()
     console.print(Text(words.certificate(result)))
+    steady = staying.steadiness(result)
+    if steady:
+        style = "bold red" if staying.grows(result) else ""
+        console.print(Padding(Text(steady, style=style), (1, 0, 0, 0)))
     for note in _notes(result):
         console.print(Padding(Text(f"note: {note}"), (1, 0, 0, 0)))
 

@@ -64,6 +64,10 @@ def probe(
     group_microbatches: Annotated[
         int, typer.Option(help="Microbatches in a search trial's group; the answer runs them all.")
     ] = 2,
+    groups: Annotated[
+        int,
+        typer.Option(help="Groups that a trial of full groups runs; a growth shows from 3 on."),
+    ] = 3,
     max_microbatch: Annotated[
         int | None, typer.Option(help="Try no microbatch above this.")
     ] = None,
@@ -126,6 +130,7 @@ def probe(
         precision=precision,
         clip_norm=clip,
         group_microbatches=group_microbatches,
+        groups=groups,
         max_microbatch=max_microbatch,
         max_trials=max_trials,
         time_budget_s=time_budget,

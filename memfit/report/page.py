@@ -10,7 +10,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from memfit.report import figures, words
+from memfit.report import figures, staying, words
 from memfit.story import tell
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def render_page(result: ProbeResult) -> str:
         answer=answer,
         device=result.spec.device,
         words=words,
+        staying=staying,
         virtual=words.is_virtual(result),
         story=result.story or tell(result.trials, result.certificate),
         trials={trial.spec.index: trial for trial in result.trials},

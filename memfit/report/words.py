@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from memfit.records import DeviceKind, Source, Verdict
+from memfit.report.staying import trace_line
 from memfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ PURPOSES = {
     "search": "search",
     "confirm": "confirm, full groups",
     "diagnose": "diagnose, no limit",
+    "trace": "trace growth",
 }
 """What a trial was for."""
 
@@ -414,12 +416,17 @@ def trial_line(trial: TrialResult) -> str:
     The line says `virtual` where the figures are, since it may be read alone.
     """
     spec = trial.spec
-    sizes = f"microbatch {spec.split.microbatch} {TIMES} {spec.split.accumulation_steps}"
+    ran, steps = len(spec.sizes), spec.split.accumulation_steps
+    sizes = f"microbatch {spec.split.microbatch} {TIMES} {ran}"
+    if ran < steps:
+        sizes += f" of {steps}"
     limit = f"{size(spec.device.limit_bytes)}"
     if spec.device.kind is DeviceKind.VIRTUAL:
         limit += " (virtual)"
     if spec.purpose == "diagnose":
         told = f"diagnosis: {size(trial.demand_bytes)} needed without a limit, has {limit}"
+    elif spec.purpose == "trace":
+        told = trace_line(trial)
     elif trial.verdict is Verdict.FITS:
         told = f"fits: peak {size(trial.peak_bytes)} of {limit}"
     else:

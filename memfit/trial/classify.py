@@ -11,7 +11,15 @@ import re
 import signal
 from dataclasses import dataclass, replace
 
-from memfit.records import DeviceKind, Evidence, HostRecord, TrialResult, TrialSpec, Verdict
+from memfit.records import (
+    DeviceKind,
+    Evidence,
+    HostRecord,
+    Observed,
+    TrialResult,
+    TrialSpec,
+    Verdict,
+)
 from memfit.trial.protocol import Link, Mark, WorkerFailure, WorkerReport
 from memfit.trial.signatures import Doubt, Signature, match
 from memfit.units import format_bytes, format_seconds
@@ -102,6 +110,7 @@ def classify(
         composition=report.composition if report else None,
         ledger=report.ledger if report else None,
         timeline=report.timeline if report else None,
+        observed=report.observed if report else Observed(),
         groups_run=report.groups_run if report else 0,
         optimizer_steps_attempted=report.optimizer_steps_attempted if report else 0,
         optimizer_steps_applied=report.optimizer_steps_applied if report else 0,

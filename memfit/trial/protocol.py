@@ -20,6 +20,7 @@ from memfit.records import (
     DeviceMemory,
     Environment,
     Ledger,
+    Observed,
     Parameter,
     Timeline,
     TrialSpec,
@@ -146,6 +147,7 @@ class WorkerReport(msgspec.Struct, kw_only=True):
     optimizer_steps_attempted: int
     optimizer_steps_applied: int
     failure: WorkerFailure | None
+    observed: Observed = Observed()
     limits: list[str] = msgspec.field(default_factory=list)
     """What the figures leave out, one sentence each."""
     ledger: Ledger | None = None

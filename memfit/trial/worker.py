@@ -15,6 +15,7 @@ from memfit.records import (
     Composition,
     DeviceMemory,
     Ledger,
+    Observed,
     PhaseMemory,
     Precision,
     Timeline,
@@ -29,6 +30,7 @@ from memfit.trial.checks import (
     check_optimizer,
     first_loss,
 )
+from memfit.trial.growth import GrowthRecorder
 from memfit.trial.ledger_recorder import LedgerRecorder
 from memfit.trial.phases import PhaseRecorder
 from memfit.trial.protocol import (
@@ -79,6 +81,7 @@ class _Trial:
         self._marks = os.open(folder / MARKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._mark = Mark(phase="imported", group=0, microbatch=0)
         self._recorder: PhaseRecorder | None = None
+        self._growth: GrowthRecorder | None = None
         self._timeline: TimelineRecorder | None = None
         self._finished_timeline: Timeline | None = None
         self._ledger: LedgerRecorder | None = None
@@ -137,8 +140,10 @@ class _Trial:
             )
             recorder.groups = "first"
             self._settling = Settling(reader, self._spec.device.limit_bytes)
+            self._growth = GrowthRecorder(reader, trace=self._spec.purpose == "trace")
             while self._wants_another_group():
                 self._run_group(workload, scaler)
+                self._growth.end_group()
         if reader.device.type == "cuda":
             torch.cuda.synchronize()
         if self._ledger is not None:
@@ -377,11 +382,20 @@ class _Trial:
             composition=composition,
             timeline=self._finished_timeline,
             ledger=self._finished_ledger,
+            observed=self._observed(),
             groups_run=self._group if failure is None else max(self._group - 1, 0),
             optimizer_steps_attempted=self._attempted,
             optimizer_steps_applied=self._applied,
             limits=limits_of(self._model, self._spec, self.reads),
             failure=failure,
+        )
+
+    def _observed(self) -> Observed:
+        """What was seen beside the peaks."""
+        growth = self._growth
+        return Observed(
+            allocated_after_groups_bytes=growth.ends if growth else (),
+            growth_places=growth.places() if growth else (),
         )
 
     def _device(self, phases: tuple[PhaseMemory, ...], last: Reading) -> DeviceMemory:

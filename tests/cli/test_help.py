@@ -33,6 +33,7 @@ OPTIONS = {
         "--precision",
         "--clip",
         "--group-microbatches",
+        "--groups",
         "--max-microbatch",
         "--max-trials",
         "--time-budget",

@@ -150,7 +150,7 @@ def test_a_diagnosis_is_never_told_as_a_fit() -> None:
 
 def test_a_line_of_progress_for_a_fit_has_its_peak_limit_and_source() -> None:
     line = words.trial_line(sample.gpu_trial(3, 16, fits=True))
-    assert line.startswith(f"trial 3: microbatch 16 {X} 30")
+    assert line.startswith(f"trial 3: microbatch 16 {X} 2 of 30 ")
     assert line.endswith("fits: peak 17.93 GiB of 23.05 GiB (virtual)  0.24 s")
 
 
