@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -673,7 +673,13 @@ class ProbeProgress:
     """The trial that stopped the probe without saying anything about its size; it is run again."""
 
 
-Record = TypeVar("Record", ProbeResult, ProbeProgress)
+class _Stored(Protocol):
+    """A record that is a document of its own, with its schema as a field."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Record = TypeVar("Record", bound=_Stored)
 
 
 class _Header(msgspec.Struct):
@@ -698,6 +704,15 @@ def from_json(data: bytes, kind: type[Record], *, origin: str) -> Record:
         UsageError: When it is not JSON, another document, damaged, or from a newer memfit.
     """
     expected = kind.__dataclass_fields__["schema"].default
+    check_schema(data, expected, origin=origin)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{origin} is damaged: {error}", hint="make it again") from None
+
+
+def check_schema(data: bytes, expected: str, *, origin: str) -> None:
+    """Refuse a document that is not JSON, another one, or from a newer memfit."""
     try:
         header = msgspec.json.decode(data, type=_Header)
     except msgspec.DecodeError as error:
@@ -715,10 +730,6 @@ def from_json(data: bytes, kind: type[Record], *, origin: str) -> Record:
             f"this memfit reads up to {SCHEMA_VERSION}",
             hint="update memfit",
         )
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{origin} is damaged: {error}", hint="make it again") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

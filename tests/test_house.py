@@ -13,8 +13,22 @@ import pytest
 import memfit
 
 PACKAGE = Path(memfit.__file__).parent
-FACES = ("memfit.cli", "memfit.report", "memfit.export", "memfit.__main__")
-VERBS = ("memfit.probe", "memfit.capacity", "memfit.gate", "memfit.verify", "memfit.run")
+FACES = (
+    "memfit.cli",
+    "memfit.report",
+    "memfit.export",
+    "memfit.pytest_plugin",
+    "memfit.__main__",
+)
+VERBS = (
+    "memfit.probe",
+    "memfit.capacity",
+    "memfit.gate",
+    "memfit.gate_run",
+    "memfit.measure",
+    "memfit.verify",
+    "memfit.run",
+)
 KNOW_TORCH = {
     "memfit.devices.memory",
     "memfit.group",
@@ -134,7 +148,8 @@ def test_faces_know_no_torch_at_all(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["memfit.batch", "memfit.search", "memfit.outcomes", "memfit.verify.findings"]
+    "module",
+    ["memfit.batch", "memfit.gate", "memfit.search", "memfit.outcomes", "memfit.verify.findings"],
 )
 def test_the_pure_modules_start_nothing_and_read_nothing(module: str) -> None:
     impure = {"os", "subprocess", "pathlib", "psutil", "time", "random", "socket"}
