@@ -104,6 +104,9 @@ class Comparison:
     """The phase whose peak `changes` explain."""
     changes: tuple[Change, ...] = ()
     """Growth first, the largest first; then what became less. They sum to the change."""
+    suspects: tuple[Change, ...] = ()
+    """Growth at lines that held nothing at any peak of the baseline, at the peak of any phase, the
+    largest first: lines that are new, rewritten or newly kept are where the cause often is."""
     fits: tuple[Fit, ...] = ()
 
     @property
@@ -184,7 +187,13 @@ def compare(before: Entry, now: Entry, limits: Limits) -> Comparison:
     reasons += [*over, *lost]
     phase, changes = _explain(before, now, figures)
     found = replace(
-        found, figures=figures, fits=fits, reasons=tuple(reasons), explained=phase, changes=changes
+        found,
+        figures=figures,
+        fits=fits,
+        reasons=tuple(reasons),
+        explained=phase,
+        changes=changes,
+        suspects=_suspects(before, now, changes),
     )
     if over or lost:
         return replace(found, mark="!" if lost else "+", verdict="failed")
@@ -319,6 +328,23 @@ def _explain(
     phase = max(changed, key=weight).phase
     assert phase != "peak"
     return phase, tuple(changes_of(before.ledger, now.ledger, phase))
+
+
+def _suspects(before: Entry, now: Entry, changes: Sequence[Change]) -> tuple[Change, ...]:
+    """Find growth at lines of the project whose text is in no row of the baseline."""
+    if not any(change.bytes > 0 for change in changes):
+        return ()
+    assert before.ledger is not None
+    assert now.ledger is not None
+    known = {row.text for row in before.ledger.rows}
+    largest: dict[str | None, Change] = {}
+    for peak in now.ledger.peaks:
+        for change in changes_of(before.ledger, now.ledger, peak.phase):
+            if change.bytes > 0 and change.text and change.text not in known:
+                kept = largest.get(change.place)
+                if kept is None or change.bytes > kept.bytes:
+                    largest[change.place] = change
+    return tuple(sorted(largest.values(), key=lambda c: (-c.bytes, c.place or "")))
 
 
 def changes_of(before: Ledger, now: Ledger, phase: str) -> list[Change]:

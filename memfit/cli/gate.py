@@ -16,14 +16,15 @@ from memfit.errors import UsageError
 from memfit.records import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console
 
-    from memfit.gate import Comparison, GateResult, Limits
+    from memfit.gate import Comparison, Figure, GateResult, Limits
     from memfit.gate_run import GateRequest, NewSettings, Updated
 
 _SHOWN_CHANGES = 10
+_SHOWN_SUSPECTS = 3
 _STATUS = {"error": 4, "not comparable": 5}
 
 
@@ -208,45 +209,59 @@ def _print(result: GateResult, console: Console) -> None:
 
 
 def _print_comparison(comparison: Comparison, console: Console) -> None:
-    from memfit.export import gate as export  # noqa: PLC0415
+    for line in _lines(comparison):
+        console.print(line, markup=False, soft_wrap=True)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
 
-    group = (
-        f" ({comparison.microbatch} × {comparison.accumulation_steps})"  # noqa: RUF001
-        if comparison.microbatch
-        else ""
-    )
+def _lines(comparison: Comparison) -> Iterator[str]:
+    """Tell one workload, line by line."""
     virtual = ", virtual" if comparison.source == "virtual" else ""
-    say(f"{comparison.mark} {comparison.name}{group}{virtual}")
+    group = ""
+    if comparison.microbatch:
+        group = f" ({comparison.microbatch} × {comparison.accumulation_steps})"  # noqa: RUF001
+    yield f"{comparison.mark} {comparison.name}{group}{virtual}"
     several = len({(f.rank, f.device) for f in comparison.figures}) > 1
     for figure in comparison.figures:
-        if figure.phase != "peak" and comparison.verdict == "same":
-            continue
-        name = export.phase_words(figure, several=several)
-        if figure.allocated_bytes[1] is not None:
-            say(
-                f"  {figure.mark} {name:<15} allocated {export.pair_words(figure.allocated_bytes)}"
-                f"; reserved {export.pair_words(figure.reserved_bytes)}"
-                f"; device used {export.pair_words(figure.used_bytes)}"
-            )
-        else:
-            say(f"  {figure.mark} {name:<15} in use {export.pair_words(figure.used_bytes)}")
+        if figure.phase == "peak" or comparison.verdict != "same":
+            yield f"  {figure.mark} {_figure_words(figure, several=several)}"
     for fit in comparison.fits:
-        say(f"  {fit.mark} {'fits' if fit.now else 'does not fit'} on {fit.card}")
+        yield f"  {fit.mark} {'fits' if fit.now else 'does not fit'} on {fit.card}"
     for reason in comparison.reasons:
-        say(f"    {reason}")
+        yield f"    {reason}"
+    yield from _change_lines(comparison)
+
+
+def _change_lines(comparison: Comparison) -> Iterator[str]:
+    """Tell what changed in one workload."""
+    from memfit.export import gate as export  # noqa: PLC0415
+
     if comparison.changes and comparison.explained:
-        say(f"    what changed at the peak of {comparison.explained.replace('_', ' ')}:")
-        for change in comparison.changes[:_SHOWN_CHANGES]:
-            say(
-                f"      {export.change_words(change)}" + (f"  {change.text}" if change.text else "")
-            )
-        rest = comparison.changes[_SHOWN_CHANGES:]
-        if rest:
-            left = export.delta_words(sum(change.bytes for change in rest))
-            say(f"      {left} in {len(rest)} other places")
+        yield f"    what changed at the peak of {comparison.explained.replace('_', ' ')}:"
+    for change in comparison.changes[:_SHOWN_CHANGES]:
+        text = f"  {change.text}" if change.text else ""
+        yield f"      {export.change_words(change)}{text}"
+    rest = comparison.changes[_SHOWN_CHANGES:]
+    if rest:
+        left = export.delta_words(sum(change.bytes for change in rest))
+        yield f"      {left} in {len(rest)} other places"
+    if comparison.suspects:
+        yield "    lines that held nothing before:"
+    for change in comparison.suspects[:_SHOWN_SUSPECTS]:
+        grown = f"{export.delta_words(change.bytes)} {change.category}"
+        yield f"      {change.place}  {change.text}  ({grown})"
+
+
+def _figure_words(figure: Figure, *, several: bool) -> str:
+    from memfit.export import gate as export  # noqa: PLC0415
+
+    name = f"{export.phase_words(figure, several=several):<15}"
+    if figure.allocated_bytes[1] is None:
+        return f"{name} in use {export.pair_words(figure.used_bytes)}"
+    return (
+        f"{name} allocated {export.pair_words(figure.allocated_bytes)}"
+        f"; reserved {export.pair_words(figure.reserved_bytes)}"
+        f"; device used {export.pair_words(figure.used_bytes)}"
+    )
 
 
 def _update(request: GateRequest, new: NewSettings, *, as_json: bool, quiet: bool) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SHOWN_CHANGES = 10
 _SUMMARY_BYTES = 900_000
 """GitHub drops a step's summary above 1024k."""
+_FEW = 3
 _ANNOTATIONS = 10
 """GitHub shows no more of a step."""
 
@@ -161,6 +162,8 @@ def _section(comparison: Comparison) -> list[str]:
             lines += ["", f"<details><summary>{len(rows) - _SHOWN_CHANGES} more</summary>", ""]
             lines += ["| change | what | module | line | |", "|---:|---|---|---|---|"]
             lines += [*rows[_SHOWN_CHANGES:], "", "</details>"]
+    if comparison.suspects:
+        lines += ["", f"Lines that held nothing before: {_suspect_words(comparison)}"]
     several = len({(f.rank, f.device) for f in comparison.figures}) > 1
     phases = [f for f in comparison.figures if f.phase != "peak"]
     if phases:
@@ -173,6 +176,14 @@ def _section(comparison: Comparison) -> list[str]:
         ]
         lines += ["", "</details>"]
     return lines
+
+
+def _suspect_words(comparison: Comparison) -> str:
+    return "; ".join(
+        f"{_cell(c.place or '')} `{_cell(c.text).replace('`', '')}` "
+        f"({delta_words(c.bytes)} {c.category})"
+        for c in comparison.suspects[:_FEW]
+    )
 
 
 def _phase(comparison: Comparison) -> str:
@@ -203,7 +214,7 @@ def github(result: GateResult) -> list[str]:
         if not comparison.fails:
             continue
         file, line = _blamed(comparison, result.baseline)
-        told = [*comparison.reasons, *(change_words(c) for c in _growth(comparison)[:3])]
+        told = [*comparison.reasons, *(change_words(c) for c in _growth(comparison)[:_FEW])]
         where = f"file={_property(file)}" + (f",line={line}" if line else "")
         found.append(
             f"::error {where},title={_property(f'memfit gate: {comparison.name}')}::"
@@ -217,8 +228,8 @@ def _growth(comparison: Comparison) -> Sequence[Change]:
 
 
 def _blamed(comparison: Comparison, baseline: str) -> tuple[str, int | None]:
-    """Line of the project that grew most; the baseline where none is known."""
-    for change in _growth(comparison):
+    """The likeliest line of the project; the baseline where none is known."""
+    for change in (*comparison.suspects, *_growth(comparison)):
         if change.place and change.text:
             file, _, line = change.place.rpartition(":")
             return file, int(line)
