@@ -2,8 +2,7 @@
  *
  * Libraries register each kernel with the binary that holds it, compiled for several architectures. Which of them
  * a card would run is told as on a card: CUB chooses its code by it, and a card that a library was not compiled
- * for fails with "no kernel image". One kind of kernel is really run: filling a small tensor with a value, because
- * host code reads such values back (a gradient scaler's scale, a step counter, a flag). */
+ * for fails with "no kernel image". Which few kernels are really run is told in small_kernels.c. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +17,7 @@ typedef struct {
 typedef struct {
     const void *function; /* address of the host's stub, by which a launch names its kernel */
     Module *module;
-    unsigned char fill; /* bytes of the value that it fills with; 0 for any other kernel */
+    SmallKernel small;
     bool affirms;       /* it tells whether something holds for all elements */
 } Kernel;
 
@@ -54,24 +53,6 @@ API char __cudaInitModule(UNUSED void **handle) { return 1; }
 API void __cudaRegisterVar(UNUSED void **handle, UNUSED char *host, UNUSED char *address, UNUSED const char *name,
                            UNUSED int external, UNUSED size_t bytes, UNUSED int constant, UNUSED int global) {}
 
-/* Bytes of the value of PyTorch's kernel that fills contiguous memory, from its name; 0 for any other kernel. */
-static unsigned char fill_size(const char *name) {
-    static const struct {
-        const char *type;
-        unsigned char bytes;
-    } types[] = {{"a", 1}, {"h", 1}, {"b", 1}, {"s", 2}, {"t", 2}, {"N3c104HalfE", 2}, {"N3c108BFloat16E", 2},
-                 {"i", 4}, {"j", 4}, {"f", 4}, {"l", 8}, {"m", 8}, {"d", 8}};
-    if (name == NULL || strstr(name, "29vectorized_elementwise_kernel") == NULL) return 0;
-    const char *functor = strstr(name, "11FillFunctorI");
-    if (functor == NULL) return 0;
-    functor += strlen("11FillFunctorI");
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        size_t length = strlen(types[i].type);
-        if (strncmp(functor, types[i].type, length) == 0 && functor[length] == 'E') return types[i].bytes;
-    }
-    return 0;
-}
-
 /* Whether a kernel reduces flags by "and", or joins the two halves of "is finite". Host code asks such a question to
  * make sure that all is well; that is the answer it is given. Any other flag reads as false. */
 static bool affirms(const char *name) {
@@ -90,7 +71,7 @@ API void __cudaRegisterFunction(void **handle, const char *function, UNUSED char
             capacity = larger;
         }
     }
-    if (count < capacity) kernels[count++] = (Kernel){function, (Module *)handle, fill_size(name), affirms(name)};
+    if (count < capacity) kernels[count++] = (Kernel){function, (Module *)handle, small_kernel(name), affirms(name)};
     sorted = false;
     pthread_mutex_unlock(&lock);
 }
@@ -154,28 +135,17 @@ static Kernel lookup(const void *function) {
 
 static bool runs_here(const Kernel *kernel) { return kernel->module == NULL || kernel->module->binary_version >= 0; }
 
-/* Arguments of the kernel that fills: the number of elements, the value, the address. */
-static void run_fill(size_t size, void **arguments) {
-    int elements;
-    char *to;
-    memcpy(&elements, arguments[0], sizeof elements);
-    memcpy(&to, arguments[2], sizeof to);
-    if (elements <= 0 || (size_t)elements * size > SMALL || memory_device(to, (size_t)elements * size) < 0) return;
-    for (int i = 0; i < elements; i++) memcpy(to + (size_t)i * size, arguments[1], size);
-    values_write(to, (size_t)elements * size);
-}
-
-static int launch(const void *function, void **arguments) {
-    Kernel kernel = lookup(function);
-    if (!runs_here(&kernel)) return fail(NO_KERNEL_IMAGE);
-    values_kernel_ran(kernel.affirms);
-    if (kernel.fill > 0 && arguments != NULL) run_fill(kernel.fill, arguments);
-    return SUCCESS;
-}
-
 typedef struct {
     unsigned x, y, z;
 } Dim3;
+
+static int launch(const void *function, Dim3 grid, void **arguments) {
+    Kernel kernel = lookup(function);
+    if (!runs_here(&kernel)) return fail(NO_KERNEL_IMAGE);
+    bool ran = kernel.small.kind != 0 && arguments != NULL && small_kernel_run(kernel.small, arguments, grid.y);
+    if (!ran) values_kernel_ran(kernel.affirms);
+    return SUCCESS;
+}
 
 /* The configuration between a launch's two halves: `kernel<<<grid, block, shared, stream>>>` pushes and pops it. */
 static __thread struct {
@@ -208,23 +178,26 @@ API int __cudaGetKernel(const void **kernel, const void *function) {
 
 API int cudaGetKernel(const void **kernel, const void *function) { return __cudaGetKernel(kernel, function); }
 
-API int __cudaLaunchKernel(const void *kernel, UNUSED Dim3 grid, UNUSED Dim3 block, void **arguments,
+API int __cudaLaunchKernel(const void *kernel, Dim3 grid, UNUSED Dim3 block, void **arguments,
                            UNUSED size_t shared, UNUSED void *stream) {
-    return launch(kernel, arguments);
+    return launch(kernel, grid, arguments);
 }
 
-API int cudaLaunchKernel(const void *function, UNUSED Dim3 grid, UNUSED Dim3 block, void **arguments,
+API int cudaLaunchKernel(const void *function, Dim3 grid, UNUSED Dim3 block, void **arguments,
                          UNUSED size_t shared, UNUSED void *stream) {
-    return launch(function, arguments);
+    return launch(function, grid, arguments);
 }
 
-API int cudaLaunchCooperativeKernel(const void *function, UNUSED Dim3 grid, UNUSED Dim3 block, void **arguments,
+API int cudaLaunchCooperativeKernel(const void *function, Dim3 grid, UNUSED Dim3 block, void **arguments,
                                     UNUSED size_t shared, UNUSED void *stream) {
-    return launch(function, arguments);
+    return launch(function, grid, arguments);
 }
 
-API int cudaLaunchKernelExC(UNUSED const void *configuration, const void *function, void **arguments) {
-    return launch(function, arguments);
+/* A configuration begins with the grid. */
+API int cudaLaunchKernelExC(const void *configuration, const void *function, void **arguments) {
+    Dim3 grid;
+    memcpy(&grid, configuration, sizeof grid);
+    return launch(function, grid, arguments);
 }
 
 API int cuLaunchKernel(UNUSED void *function, UNUSED unsigned grid_x, UNUSED unsigned grid_y, UNUSED unsigned grid_z,

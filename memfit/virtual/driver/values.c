@@ -4,7 +4,7 @@
  * a flag, a loss. What such a read yields must not depend on what lay there before, or a loop that waits for a flag
  * may never end. So small writes that really happened are remembered, and a read of anything else yields zeros:
  *
- *   - a read of exactly what was written yields it;
+ *   - a read of exactly what was written yields it (a kernel that is really run, see small_kernels.c, is a write);
  *   - a read of a part of what was written yields it, unless it starts where a new tensor may have been placed and
  *     kernels have run since: then it is taken for their result, which is unknown.
  *
@@ -39,6 +39,8 @@ void values_kernel_ran(bool affirms) {
 
 bool values_affirmed(void) { return affirmed; }
 
+unsigned long values_now(void) { return atomic_load_explicit(&kernels_run, memory_order_relaxed); }
+
 /* The record of a granule, or else the one that it would replace: an empty one, or the oldest of its few places.
  * Tensors lie at multiples of large powers of two, so the granule's number is mixed before it picks the places. */
 static Record *slot(uintptr_t granule) {
@@ -60,8 +62,7 @@ static bool covers(const Record *record, uintptr_t start, uintptr_t end) {
 
 /* Adds a write to what a granule's record says. A write at the granule's start is a tensor of its own; one further
  * in belongs to the tensor that is there, and makes it known as far as the writes touch. */
-static void add(Record *record, uintptr_t granule, uintptr_t start, uintptr_t end) {
-    unsigned long now = atomic_load_explicit(&kernels_run, memory_order_relaxed);
+static void add(Record *record, uintptr_t granule, uintptr_t start, uintptr_t end, unsigned long now) {
     bool same = record->granule == granule && start % GRANULE != 0;
     if (same && covers(record, start, end)) return;
     if (same && start <= end_of(record) && end >= record->start) {
@@ -71,13 +72,15 @@ static void add(Record *record, uintptr_t granule, uintptr_t start, uintptr_t en
     *record = (Record){granule, start, end - start, now};
 }
 
-void values_write(const void *address, size_t bytes) {
+void values_write_as_of(const void *address, size_t bytes, unsigned long age) {
     uintptr_t start = (uintptr_t)address, end = start + bytes;
     pthread_mutex_lock(&lock);
     for (uintptr_t granule = start / GRANULE; granule * GRANULE < end; granule++)
-        add(slot(granule), granule, start, end);
+        add(slot(granule), granule, start, end, age);
     pthread_mutex_unlock(&lock);
 }
+
+void values_write(const void *address, size_t bytes) { values_write_as_of(address, bytes, values_now()); }
 
 void values_forget(const void *address, size_t bytes) {
     uintptr_t first = (uintptr_t)address / GRANULE, last = ((uintptr_t)address + bytes - 1) / GRANULE;
@@ -92,23 +95,29 @@ void values_forget(const void *address, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-int values_certainty(const void *address, size_t bytes) {
+bool values_age(const void *address, size_t bytes, unsigned long *age) {
     uintptr_t start = (uintptr_t)address, end = start + bytes, granule = start / GRANULE;
-    bool known = true, fresh = true;
-    unsigned long now = atomic_load_explicit(&kernels_run, memory_order_relaxed);
+    bool known = true;
+    *age = values_now();
     pthread_mutex_lock(&lock);
-    bool starts_there = slot(granule)->start == start, ends_there = false;
+    bool starts_there = slot(granule)->start == start, ends_there = false, fresh = true;
     for (; known && granule * GRANULE < end; granule++) {
         const Record *record = slot(granule);
         uintptr_t from = granule * GRANULE > start ? granule * GRANULE : start;
         uintptr_t to = (granule + 1) * GRANULE < end ? (granule + 1) * GRANULE : end;
         known = record->granule == granule && covers(record, from, to);
-        fresh = fresh && record->kernels == now;
+        fresh = fresh && record->kernels == values_now();
+        if (record->kernels < *age) *age = record->kernels;
         ends_there = end_of(record) == end;
     }
     pthread_mutex_unlock(&lock);
-    if (!known || !((starts_there && ends_there) || start % GRANULE != 0 || fresh)) return VALUE_UNKNOWN;
-    return fresh ? VALUE_CERTAIN : VALUE_CHANGED;
+    return known && ((starts_there && ends_there) || start % GRANULE != 0 || fresh);
+}
+
+int values_certainty(const void *address, size_t bytes) {
+    unsigned long age;
+    if (!values_age(address, bytes, &age)) return VALUE_UNKNOWN;
+    return age == values_now() ? VALUE_CERTAIN : VALUE_CHANGED;
 }
 
 bool values_known(const void *address, size_t bytes) { return values_certainty(address, bytes) != VALUE_UNKNOWN; }

@@ -98,6 +98,10 @@ bool host_is_pinned(const void *address);
 
 /* Which bytes of device memory hold a value that really is there. */
 void values_write(const void *address, size_t bytes);
+/* The same for a value worked out from others: it is as old as the oldest of them. Ages count the kernels that ran. */
+void values_write_as_of(const void *address, size_t bytes, unsigned long age);
+bool values_age(const void *address, size_t bytes, unsigned long *age);
+unsigned long values_now(void);
 void values_forget(const void *address, size_t bytes);
 bool values_known(const void *address, size_t bytes);
 /* Written and untouched since; written, but a kernel may have changed it since; never written. */
@@ -107,6 +111,14 @@ int values_certainty(const void *address, size_t bytes);
 void values_kernel_ran(bool affirms);
 /* What an unknown flag reads as: whether the thread's last kernel affirms. */
 bool values_affirmed(void);
+
+/* A kernel that is really run where its inputs are small and known. */
+typedef struct {
+    unsigned char kind, type; /* kind is 0 for every other kernel */
+} SmallKernel;
+SmallKernel small_kernel(const char *name);
+/* Runs it; false when its inputs are not known, and then its result is not either. `parts` is the grid's height. */
+bool small_kernel_run(SmallKernel kernel, void **arguments, unsigned parts);
 
 /* Copies what host code reads from device memory: what is there, or what stands in for it. */
 void reads_answer(void *to, const void *from, size_t bytes);

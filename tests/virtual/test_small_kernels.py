@@ -1,0 +1,105 @@
+"""Kernels that are really run: small known values stay known, and nothing else is made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.virtual.scripts import PRELUDE
+
+pytestmark = pytest.mark.virtual
+
+SETUP = (
+    PRELUDE
+    + """
+from memfit.virtual import control
+d = "cuda"
+counter = torch.zeros((), dtype=torch.long, device=d)
+lengths = torch.tensor([3, 1, 2], device=d)
+rate = torch.tensor(1e-3, device=d)
+small = torch.tensor([1, 2], dtype=torch.int32, device=d)
+flags = torch.tensor([True, False, True], device=d)
+bytes_ = torch.tensor([7, 8, 9], dtype=torch.uint8, device=d)
+"""
+)
+
+KNOWN = {
+    "(counter.add_(1), counter.add_(2), counter.item())[2]": 3,
+    "(lengths + 1).tolist()": [4, 2, 3],
+    "(lengths + lengths).tolist()": [6, 2, 4],
+    "(lengths - 5).tolist()": [-2, -4, -3],
+    "(lengths > 1).tolist()": [True, False, True],
+    "(lengths <= 2).tolist()": [False, True, True],
+    "(lengths[0] > lengths[1]).item()": True,
+    "(lengths[1] >= lengths[2]).item()": False,
+    "(lengths == 1).tolist()": [False, True, False],
+    "(lengths != lengths).tolist()": [False, False, False],
+    "bool(0.0 <= rate), bool(rate < 1), bool(rate == 0)": [True, True, False],
+    "round((rate + 1).item(), 6)": 1.001,
+    "(small - 3).tolist()": [-2, -1],
+    "(bytes_ + bytes_).tolist()": [14, 16, 18],
+    "(bytes_ - bytes_ - bytes_).tolist()": [249, 248, 247],
+    "int(max([lengths[i].unsqueeze(0) for i in range(3)]).item())": 3,
+    "torch.cat([lengths]).tolist()": [3, 1, 2],
+    "torch.cat([bytes_, bytes_[:2]]).tolist()": [7, 8, 9, 7, 8],
+    "torch.stack([lengths[0], lengths[2]]).tolist()": [3, 2],
+    "torch.stack([rate, rate]).shape[0], round(torch.stack([rate, rate])[1].item(), 6)": [2, 0.001],
+    "lengths.sum().item()": 6,
+    "(lengths.max().item(), lengths.min().item())": [3, 1],
+    "small.max().item()": 2,
+    "round(torch.stack([rate, rate]).sum().item(), 6)": 0.002,
+    "(flags.all().item(), flags.any().item())": [False, True],
+    "((lengths > 0).all().item(), (lengths > 5).any().item())": [True, False],
+    "(lengths.sum(-1) == 6).all().item()": True,
+}
+
+
+def test_what_these_kernels_compute_is_what_a_card_would(on_card):
+    lines = "\n".join(f"found[{code!r}] = {code}" for code in KNOWN)
+    script = f"{SETUP}\nfound = {{}}\n{lines}\n"
+    found, unknown = on_card(f"{script}print(json.dumps([found, control.unknown_reads()]))")
+
+    assert found == {**KNOWN}
+    assert unknown == 0
+
+
+UNKNOWN = """
+large = torch.randn(1024, 1024, device=d)
+loss = large.sum()
+seen = [
+    (loss + 1).item(), (loss > 3).item(), torch.stack([loss, loss]).tolist(),
+    torch.stack([loss, rate]).sum().item(), (lengths * 2 + 1).tolist(), (loss == loss).item(),
+]
+"""
+
+
+def test_what_depends_on_other_kernels_stays_unknown(on_card):
+    seen, unknown = on_card(f"{SETUP}{UNKNOWN}print(json.dumps([seen, control.unknown_reads()]))")
+
+    assert seen == [0, False, [0, 0], 0, [0, 0, 0], False]
+    assert unknown == len(seen)
+
+
+def test_a_result_is_no_more_certain_than_what_it_came_from(on_card):
+    script = f"""{SETUP}
+kinds = []
+control.listen(lambda size, kind: kinds.append(kind))
+(counter + 1).item()
+torch.randn(8, device=d).sin()  # might have written to the counter
+(counter + 1).item()
+print(json.dumps(kinds))
+"""
+    assert on_card(script) == [0, 1]
+
+
+def test_a_tensor_put_where_another_was_does_not_show_its_values(on_card):
+    script = f"""{SETUP}
+old = torch.tensor([5, 6, 7], device=d)
+place = old.data_ptr()
+del old
+new = torch.randn(1024, 1024, device=d).argmax(0)[:1].clone()
+other = torch.empty(3, dtype=torch.long, device=d)
+assert other.data_ptr() == place
+torch.mul(other, 2, out=other)
+print(json.dumps(other[:2].tolist()))
+"""
+    assert on_card(script) == [0, 0]
