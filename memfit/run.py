@@ -85,7 +85,12 @@ def run_program(request: RunRequest) -> RunResult:
         ended = _Program(
             [*request.program],
             executable=executable,
-            environment={**os.environ, **variables, **_observed(Path(folder))},
+            environment={
+                **os.environ,
+                **variables,
+                **virtual.shared_by(Path(folder)),
+                **_observed(Path(folder)),
+            },
             stdout=sys.stderr.fileno() if request.keep_stdout else None,
         ).run()
         wall_s = time.monotonic() - started

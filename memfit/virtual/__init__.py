@@ -2,7 +2,7 @@
 
 from memfit.virtual.build import unavailable_reason
 from memfit.virtual.catalogue import DEFAULT_CARD, Card, cards, context_charge, find_card
-from memfit.virtual.environment import prepare
+from memfit.virtual.environment import prepare, shared_by
 
 __all__ = [
     "DEFAULT_CARD",
@@ -11,5 +11,6 @@ __all__ = [
     "context_charge",
     "find_card",
     "prepare",
+    "shared_by",
     "unavailable_reason",
 ]

@@ -55,6 +55,17 @@ def prepare(card: Card, *, total_bytes: int, devices: int = 1) -> dict[str, str]
     }
 
 
+def shared_by(folder: Path) -> dict[str, str]:
+    """Make one machine of all processes that get these variables beside those of `prepare`.
+
+    They see each other's memory on the devices, and ranks that run in them meet.
+
+    Args:
+        folder: A folder that exists, for what they share; to be removed when they have ended.
+    """
+    return {"MEMFIT_VGPU_MACHINE": str(folder.absolute())}
+
+
 def describe(card: Card, *, total_bytes: int, context: int, devices: int) -> str:
     """Write the card as the driver reads it."""
     major, minor = card.capability

@@ -56,6 +56,8 @@ _SCALARS = {
 _MAKES_HANDLE = re.compile(r"Create|Init$|Init_v2|Get\w*Handle|PlanMany|Plan1d|Subscribe")
 _HANDLE = re.compile(r"(_t|Handle|Prop)$|^CU[a-z]\w*$")
 _FILLS_POINTER = re.compile(r"Get|Create|Alloc|Host|Map|Load|Import|Open")
+_COMPUTES = re.compile(r"(cublas|cusolver|cusparse|cufft|curand|cudnn)(?!\w*(Create|Destroy|[SG]et[A-Z]|Size))")
+"""Functions that write to device memory whose address they are given."""
 _OUTPUT_NAME = re.compile(r"handle|out", re.IGNORECASE)
 
 
@@ -168,6 +170,10 @@ def _stub(name: str, known: Prototypes) -> str:
             invented = True
     if invented:
         body.insert(0, _noted(name))
+    if _COMPUTES.match(name):
+        given = ", ".join(f"a{index}" for index, text in enumerate(declared) if "*" in text)
+        count = given.count("a")
+        body.append(f"arguments_listed((void *[]){{{given}}}, {count});" if given else "")
     return f"API long {name}({', '.join(declared) or 'void'}) {{ {' '.join(body)} return 0; }}"
 
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from memfit.virtual import find_card, prepare
+from memfit.virtual import find_card, prepare, shared_by
 from tests.compatibility.catalogue import Item, items
 from tests.compatibility.table import Run, markdown, summary
 
@@ -92,7 +92,8 @@ def _environment(item: Item, folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return {**os.environ, **prepared, **fresh, **item.env}
+    machine = shared_by(folder) if item.ranks > 1 else {}
+    return {**os.environ, **prepared, **machine, **fresh, **item.env}
 
 
 def _run_afresh(item: Item, folder: Path, env: dict[str, str]) -> int | None:

@@ -50,6 +50,8 @@ KNOWN = {
     "(flags.all().item(), flags.any().item())": [False, True],
     "((lengths > 0).all().item(), (lengths > 5).any().item())": [True, False],
     "(lengths.sum(-1) == 6).all().item()": True,
+    "lengths[lengths > 1].shape[0]": 2,
+    "(flags.nonzero().shape[0], torch.randn(3, 4, device=d)[flags].shape[0])": [2, 2],
 }
 
 
@@ -91,15 +93,47 @@ print(json.dumps(kinds))
     assert on_card(script) == [0, 1]
 
 
-def test_a_tensor_put_where_another_was_does_not_show_its_values(on_card):
+def test_a_number_that_a_kernel_computes_does_not_read_as_one_that_lay_there_before(on_card):
     script = f"""{SETUP}
-old = torch.tensor([5, 6, 7], device=d)
-place = old.data_ptr()
-del old
-new = torch.randn(1024, 1024, device=d).argmax(0)[:1].clone()
-other = torch.empty(3, dtype=torch.long, device=d)
-assert other.data_ptr() == place
-torch.mul(other, 2, out=other)
-print(json.dumps(other[:2].tolist()))
+large = torch.randn(1024, 1024, device=d)
+seen = []
+for value in (7, 8.0, True):
+    for compute in (torch.sum, torch.argmax, torch.mean, torch.linalg.norm, lambda x: (x[0] @ x[1])):
+        old = torch.tensor(value, device=d)
+        compute(large)  # its temporary memory is at hand from now on
+        place = old.data_ptr()
+        del old
+        new = compute(large)
+        seen.append(new.item() if new.data_ptr() == place else 0)
+print(json.dumps(seen))
 """
-    assert on_card(script) == [0, 0]
+    assert on_card(script) == [0] * 15
+
+
+def test_the_count_of_an_unknown_mask_is_no_number_that_lay_there_before(on_card):
+    script = f"""{SETUP}
+large = torch.randn(1024, device=d)
+seen = []
+for _ in range(20):
+    held = [torch.tensor(float(i + 1), device=d) for i in range(8)]
+    del held
+    seen.append(large[large > 0].shape[0])
+print(json.dumps(seen))
+"""
+    assert on_card(script) == [0] * 20
+
+
+def test_the_scale_of_a_gradient_scaler_grows_in_the_driver(on_card):
+    script = f"""{SETUP}
+weight = torch.randn(1024, 1024, device=d, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=2)
+seen = []
+for _ in range(4):
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    seen.append(scaler.get_scale())
+print(json.dumps(seen))
+"""
+    assert on_card(script) == [8, 16, 16, 32]

@@ -28,8 +28,11 @@ API int memfit_vgpu_set_total(size_t bytes) {
     return SUCCESS;
 }
 
-/* Bytes in use on a device, the context included. */
+/* Bytes in use on a device, contexts and other processes of the same machine included, now and at most. */
 API size_t memfit_vgpu_used(int device) { return memory_used(device); }
+API size_t memfit_vgpu_used_peak(int device) { return memory_used_peak(device); }
+/* The most that this process held beside its context. */
+API size_t memfit_vgpu_held_peak(int device) { return memory_held_peak(device); }
 
 /* Calls whose results were invented, and the names of the functions, one to a line. */
 API size_t memfit_vgpu_unknown_calls(void) {

@@ -21,16 +21,20 @@ int copy_bytes(void *to, const void *from, size_t bytes) {
     if (to == NULL || from == NULL) return fail(INVALID_VALUE);
     int target = side(to, bytes), source = side(from, bytes);
     if (target == BROKEN || source == BROKEN) return fail(INVALID_VALUE);
-    bool known = source == HOST || (bytes <= SMALL && values_known(from, bytes));
+    int certainty = source == HOST && bytes <= SMALL ? VALUE_CERTAIN : VALUE_UNKNOWN;
+    size_t known = certainty == VALUE_UNKNOWN ? 0 : bytes;
+    if (source == DEVICE && bytes <= SMALL) {
+        certainty = values_certainty(from, bytes);
+        known = certainty == VALUE_UNKNOWN ? values_prefix(from, bytes) : bytes;
+    }
     if (target == HOST) {
         if (source == HOST) memmove(to, from, bytes);
         else reads_answer(to, from, bytes);
-    } else if (known && bytes <= SMALL) {
-        memmove(to, from, bytes);
-        values_write(to, bytes);
-    } else {
-        values_forget(to, bytes);
+        return SUCCESS;
     }
+    if (known > 0) memmove(to, from, known);
+    if (known < bytes) values_forget(to, bytes);
+    if (known > 0) values_write_like(to, known, known < bytes ? VALUE_CHANGED : certainty);
     return SUCCESS;
 }
 

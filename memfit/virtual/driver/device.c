@@ -1,5 +1,7 @@
 /* Devices as the CUDA runtime and driver describe them: counts, the current one, attributes, properties. */
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "properties.h"
@@ -8,10 +10,76 @@
 static __thread int chosen;     /* the calling thread's device */
 static __thread int last_error; /* kept until somebody asks, as the runtime does */
 
+/* The machine's devices that this process sees, in its own order. */
+static int visible[MAX_DEVICES], visible_count;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+void device_uuid_text(int number, char *out, size_t size) {
+    unsigned char b[16];
+    device_uuid(number, b);
+    snprintf(out, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2],
+             b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+}
+
+/* The machine's device that one entry of CUDA_VISIBLE_DEVICES names, by its number or the front of its UUID; -1 for
+ * none, or for several. */
+static int named_device(const char *entry, size_t length) {
+    char own[48], *end;
+    int found = -1;
+    while (length > 0 && *entry == ' ') entry++, length--;
+    while (length > 0 && entry[length - 1] == ' ') length--;
+    if (length == 0) return -1;
+    if (entry[0] >= '0' && entry[0] <= '9') {
+        unsigned long number = strtoul(entry, &end, 10);
+        return end == entry + length && number < (unsigned long)card()->devices ? (int)number : -1;
+    }
+    if (length <= strlen("GPU-")) return -1;
+    for (int number = 0; number < card()->devices; number++) {
+        device_uuid_text(number, own, sizeof own);
+        if (length < sizeof own && strncmp(own, entry, length) == 0) found = found == -1 ? number : -2;
+    }
+    return found < 0 ? -1 : found;
+}
+
+/* As CUDA reads it: an entry that names no device ends the list, and one that is named twice leaves none. */
+static void read_visible(void) {
+    const char *entry = getenv("CUDA_VISIBLE_DEVICES");
+    if (entry == NULL) {
+        for (; visible_count < card()->devices; visible_count++) visible[visible_count] = visible_count;
+        return;
+    }
+    for (bool more = true; more && visible_count < MAX_DEVICES;) {
+        size_t length = strcspn(entry, ",");
+        int number = named_device(entry, length);
+        if (number < 0) return;
+        for (int i = 0; i < visible_count; i++) {
+            if (visible[i] != number) continue;
+            visible_count = 0;
+            return;
+        }
+        visible[visible_count++] = number;
+        more = entry[length] == ',';
+        entry += length + 1;
+    }
+}
+
+int device_count(void) {
+    pthread_once(&once, read_visible);
+    return visible_count;
+}
+
+int device_number(int device) { return device >= 0 && device < device_count() ? visible[device] : -1; }
+
+int device_with_number(int number) {
+    for (int device = 0; device < device_count(); device++)
+        if (visible[device] == number) return device;
+    return -1;
+}
+
 int current_device(void) { return chosen; }
 
 int set_current_device(int device) {
-    if (device < 0 || device >= card()->devices) return INVALID_DEVICE;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     chosen = device;
     return SUCCESS;
 }
@@ -27,11 +95,11 @@ int take_last_error(bool clear) {
     return status;
 }
 
-void device_uuid(int device, unsigned char bytes[16]) {
+void device_uuid(int number, unsigned char bytes[16]) {
     /* "memfit", then the device's number: nobody takes it for a real card's. */
     memset(bytes, 0, 16);
     memcpy(bytes, "memfit", 6);
-    bytes[15] = (unsigned char)device;
+    bytes[15] = (unsigned char)number;
 }
 
 /* Numbers of the attributes, the same in the runtime and in the driver. */
@@ -47,7 +115,7 @@ enum {
 
 int device_attribute(int attribute, int device, int *value) {
     const Card *c = card();
-    if (device < 0 || device >= c->devices) return INVALID_DEVICE;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     bool ampere = c->major >= 8;
     switch (attribute) {
     case THREADS_PER_BLOCK: case BLOCK_X: case BLOCK_Y: *value = 1024; break;
@@ -68,7 +136,7 @@ int device_attribute(int attribute, int device, int *value) {
     case L2_PERSISTING: *value = ampere ? c->l2 / 4 * 3 : 0; break;
     case ACCESS_WINDOW: *value = ampere ? 134213632 : 0; break;
     case COPY_ENGINES: *value = 3; break;
-    case PCI_BUS: *value = device + 1; break;
+    case PCI_BUS: *value = device_number(device) + 1; break;
     case MAJOR: *value = c->major; break;
     case MINOR: *value = c->minor; break;
     case SHARED_PER_SM: *value = c->smem_sm; break;
@@ -85,14 +153,14 @@ int device_attribute(int attribute, int device, int *value) {
 
 static int get_properties(Properties *out, int device) {
     const Card *c = card();
-    if (device < 0 || device >= c->devices) return fail(INVALID_DEVICE);
+    if (device < 0 || device >= device_count()) return fail(INVALID_DEVICE);
     bool ampere = c->major >= 8;
     Properties p = {
         .total_memory = c->total, .shared_per_block = 48 << 10, .registers_per_block = 65536, .warp_size = 32,
         .pitch = 2147483647, .threads_per_block = 1024, .block_dim = {1024, 1024, 64},
         .grid_dim = {2147483647, 65535, 65535}, .constant_memory = 65536, .major = c->major, .minor = c->minor,
         .texture_alignment = 512, .texture_pitch_alignment = 32, .multiprocessors = c->sms, .maps_host_memory = 1,
-        .surface_alignment = 512, .concurrent_kernels = 1, .pci_bus = device + 1, .copy_engines = 3, .unified_addressing = 1,
+        .surface_alignment = 512, .concurrent_kernels = 1, .pci_bus = device_number(device) + 1, .copy_engines = 3, .unified_addressing = 1,
         .bus_bits = c->bus_bits, .l2_bytes = c->l2, .l2_persisting_bytes = ampere ? c->l2 / 4 * 3 : 0,
         .threads_per_sm = c->threads_sm, .stream_priorities = 1, .global_l1 = 1, .local_l1 = 1,
         .shared_per_sm = (size_t)c->smem_sm, .registers_per_sm = 65536, .managed_memory = 1, .preemption = 1,
@@ -103,7 +171,7 @@ static int get_properties(Properties *out, int device) {
     };
     ONLY_12(p.clock_rate = c->core_khz; p.memory_clock_rate = c->memory_khz; p.device_overlap = 1;)
     memcpy(p.name, c->shown, sizeof c->shown);
-    device_uuid(device, p.uuid);
+    device_uuid(device_number(device), p.uuid);
     *out = p;
     return SUCCESS;
 }
@@ -115,12 +183,12 @@ API int cudaGetDeviceProperties_v2(Properties *out, int device) { return get_pro
 #endif
 
 API int cudaGetDeviceCount(int *count) {
-    *count = card()->devices;
+    *count = device_count();
     return *count > 0 ? SUCCESS : fail(NO_DEVICE);
 }
 
 API int cudaGetDevice(int *device) {
-    if (card()->devices == 0) return fail(NO_DEVICE);
+    if (device_count() == 0) return fail(NO_DEVICE);
     *device = chosen;
     return SUCCESS;
 }
@@ -136,24 +204,23 @@ API int cudaDeviceGetAttribute(int *value, int attribute, int device) {
 }
 
 API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-    int count = card()->devices;
+    int count = device_count();
     if (device < 0 || device >= count || peer < 0 || peer >= count) return fail(INVALID_DEVICE);
     *can = device != peer;
     return SUCCESS;
 }
 
 API int cudaDeviceGetPCIBusId(char *text, int length, int device) {
-    if (device < 0 || device >= card()->devices) return fail(INVALID_DEVICE);
-    snprintf(text, (size_t)length, "0000:%02X:00.0", device + 1);
+    if (device < 0 || device >= device_count()) return fail(INVALID_DEVICE);
+    snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)device_number(device) + 1);
     return SUCCESS;
 }
 
 API int cudaDeviceGetByPCIBusId(int *device, const char *text) {
     unsigned domain, bus;
-    if (sscanf(text, "%x:%x:", &domain, &bus) != 2 || bus < 1 || bus > (unsigned)card()->devices)
-        return fail(INVALID_DEVICE);
-    *device = (int)bus - 1;
-    return SUCCESS;
+    if (sscanf(text, "%x:%x:", &domain, &bus) != 2 || bus < 1 || bus > MAX_DEVICES) return fail(INVALID_DEVICE);
+    *device = device_with_number((int)bus - 1);
+    return *device >= 0 ? SUCCESS : fail(INVALID_DEVICE);
 }
 
 API int cudaDriverGetVersion(int *version) {

@@ -18,7 +18,7 @@ static bool from_math_library(const void *caller) {
 }
 
 API int cuInit(UNUSED unsigned flags) {
-    if (from_math_library(__builtin_return_address(0)) || card()->devices == 0) return NO_DEVICE;
+    if (from_math_library(__builtin_return_address(0)) || device_count() == 0) return NO_DEVICE;
     return SUCCESS;
 }
 
@@ -79,32 +79,32 @@ API int cuGetExportTable(const void **table, UNUSED const void *id) {
 }
 
 API int cuDeviceGet(int *device, int ordinal) {
-    if (ordinal < 0 || ordinal >= card()->devices) return INVALID_DEVICE;
+    if (ordinal < 0 || ordinal >= device_count()) return INVALID_DEVICE;
     *device = ordinal;
     return SUCCESS;
 }
 
 API int cuDeviceGetCount(int *count) {
-    *count = card()->devices;
+    *count = device_count();
     return SUCCESS;
 }
 
 API int cuDeviceGetName(char *name, int length, int device) {
-    if (device < 0 || device >= card()->devices) return INVALID_DEVICE;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     snprintf(name, (size_t)length, "%s", card()->shown);
     return SUCCESS;
 }
 
 API int cuDeviceGetUuid_v2(unsigned char uuid[16], int device) {
-    if (device < 0 || device >= card()->devices) return INVALID_DEVICE;
-    device_uuid(device, uuid);
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
+    device_uuid(device_number(device), uuid);
     return SUCCESS;
 }
 
 API int cuDeviceGetUuid(unsigned char uuid[16], int device) { return cuDeviceGetUuid_v2(uuid, device); }
 
 API int cuDeviceTotalMem_v2(size_t *bytes, int device) {
-    if (device < 0 || device >= card()->devices) return INVALID_DEVICE;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     *bytes = card()->total;
     return SUCCESS;
 }
@@ -117,7 +117,7 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
 static void *context_of(int device) { return (void *)((uintptr_t)device + 1); }
 
 API int cuDevicePrimaryCtxRetain(void **context, int device) {
-    if (device < 0 || device >= card()->devices) return INVALID_DEVICE;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     *context = context_of(device);
     return SUCCESS;
 }

@@ -18,6 +18,7 @@ typedef struct {
     const void *function; /* address of the host's stub, by which a launch names its kernel */
     Module *module;
     SmallKernel small;
+    unsigned short words; /* of its arguments that may be addresses which it writes to; see below */
     bool affirms;       /* it tells whether something holds for all elements */
 } Kernel;
 
@@ -59,6 +60,21 @@ static bool affirms(const char *name) {
     return name != NULL && (strstr(name, "15and_kernel_cuda") != NULL || strstr(name, "10MulFunctorIbE") != NULL);
 }
 
+/* PyTorch's elementwise kernels write to the first address of their third argument alone, or else never to a single
+ * number, and neither do those that are given lists of tensors, and those that pick what is not zero write the number
+ * of it once more. Reductions have one large argument, other kernels a few small ones. */
+enum { THIRD_ARGUMENT = 1, USUAL_WORDS = 64, REDUCTION_WORDS = 144 };
+
+static unsigned short argument_words(const char *name) {
+    if (name == NULL) return USUAL_WORDS;
+    if (strstr(name, "29vectorized_elementwise_kernel") || strstr(name, "27unrolled_elementwise_kernel"))
+        return THIRD_ARGUMENT;
+    if (strstr(name, "18elementwise_kernelI") || strstr(name, "25multi_tensor_apply_kernel") ||
+        strstr(name, "9NonZeroOpI"))
+        return 0;
+    return strstr(name, "13reduce_kernelI") ? REDUCTION_WORDS : USUAL_WORDS;
+}
+
 API void __cudaRegisterFunction(void **handle, const char *function, UNUSED char *device_function, const char *name,
                                 UNUSED int threads, UNUSED void *thread, UNUSED void *block, UNUSED void *block_size,
                                 UNUSED void *grid_size, UNUSED int *warps) {
@@ -71,7 +87,7 @@ API void __cudaRegisterFunction(void **handle, const char *function, UNUSED char
             capacity = larger;
         }
     }
-    if (count < capacity) kernels[count++] = (Kernel){function, (Module *)handle, small_kernel(name), affirms(name)};
+    if (count < capacity) kernels[count++] = (Kernel){function, (Module *)handle, small_kernel(name), argument_words(name), affirms(name)};
     sorted = false;
     pthread_mutex_unlock(&lock);
 }
@@ -143,7 +159,15 @@ static int launch(const void *function, Dim3 grid, void **arguments) {
     Kernel kernel = lookup(function);
     if (!runs_here(&kernel)) return fail(NO_KERNEL_IMAGE);
     bool ran = kernel.small.kind != 0 && arguments != NULL && small_kernel_run(kernel.small, arguments, grid.y);
-    if (!ran) values_kernel_ran(kernel.affirms);
+    if (ran) return SUCCESS;
+    if (kernel.words == THIRD_ARGUMENT && arguments != NULL) {
+        uintptr_t out;
+        memcpy(&out, arguments[2], sizeof out);
+        values_touch(&out, 1);
+    } else if (arguments != NULL && kernel.words > 0) {
+        arguments_touched(kernel.words == REDUCTION_WORDS ? arguments[0] : arguments, kernel.words);
+    }
+    values_kernel_ran(kernel.affirms);
     return SUCCESS;
 }
 
@@ -202,13 +226,15 @@ API int cudaLaunchKernelExC(const void *configuration, const void *function, voi
 
 API int cuLaunchKernel(UNUSED void *function, UNUSED unsigned grid_x, UNUSED unsigned grid_y, UNUSED unsigned grid_z,
                        UNUSED unsigned block_x, UNUSED unsigned block_y, UNUSED unsigned block_z,
-                       UNUSED unsigned shared, UNUSED void *stream, UNUSED void **arguments, UNUSED void **extra) {
+                       UNUSED unsigned shared, UNUSED void *stream, void **arguments, UNUSED void **extra) {
+    if (arguments != NULL) arguments_touched(arguments, USUAL_WORDS);
     values_kernel_ran(false);
     return SUCCESS;
 }
 
-API int cuLaunchKernelEx(UNUSED const void *configuration, UNUSED void *function, UNUSED void **arguments,
+API int cuLaunchKernelEx(UNUSED const void *configuration, UNUSED void *function, void **arguments,
                          UNUSED void **extra) {
+    if (arguments != NULL) arguments_touched(arguments, USUAL_WORDS);
     values_kernel_ran(false);
     return SUCCESS;
 }

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "ledger.h"
+#include "machine.h"
 #include "vgpu.h"
 
 typedef struct {
@@ -35,6 +37,8 @@ static Space devices[MAX_DEVICES]; /* ordinary allocations */
 static Space reserved;             /* address ranges into which physical memory is mapped */
 static Space pinned;               /* host memory that is page-locked; it has no base of its own */
 static size_t used[MAX_DEVICES], peak[MAX_DEVICES]; /* without the context */
+static bool opened[MAX_DEVICES];   /* this process has a context on the device */
+static _Atomic uintptr_t lowest, highest; /* the stretch that holds all spaces */
 static bool touched;               /* something was allocated, so sizes are settled */
 
 static size_t round_up(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
@@ -94,6 +98,8 @@ static bool open_space(Space *space, size_t bytes) {
     madvise(raw, bytes + PAGE, MADV_NOHUGEPAGE);
     space->base = (char *)round_up((size_t)raw);
     space->bytes = bytes;
+    if (lowest == 0 || (uintptr_t)raw < lowest) lowest = (uintptr_t)raw;
+    if ((uintptr_t)raw + bytes > highest) highest = (uintptr_t)raw + bytes;
     return true;
 }
 
@@ -110,14 +116,23 @@ static char *place(Space *space, size_t bytes) {
     return insert(space, index, at, bytes) ? at : NULL;
 }
 
+/* Tells the other processes of this machine what this one holds; false when they leave no room for it. */
+static bool hold(int device, size_t bytes) { return ledger_hold(device_number(device), card()->context + bytes); }
+
 static int charge(int device, size_t bytes) {
     const Card *c = card();
-    if (device < 0 || device >= c->devices) return INVALID_DEVICE;
-    touched = true;
-    if (bytes > c->total - c->context - used[device]) return OUT_OF_MEMORY;
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
+    touched = opened[device] = true;
+    if (bytes > c->total - c->context - used[device] || !hold(device, used[device] + bytes)) return OUT_OF_MEMORY;
     used[device] += bytes;
     if (used[device] > peak[device]) peak[device] = used[device];
     return SUCCESS;
+}
+
+static void discharge(int device, size_t bytes) {
+    if (bytes == 0) return;
+    used[device] -= bytes;
+    hold(device, used[device]);
 }
 
 int memory_allocate(int device, size_t bytes, void **out) {
@@ -131,7 +146,7 @@ int memory_allocate(int device, size_t bytes, void **out) {
         Space *space = &devices[device];
         *out = open_space(space, DEVICE_SPACE) ? place(space, bytes) : NULL;
         if (*out == NULL) {
-            used[device] -= bytes;
+            discharge(device, bytes);
             status = OUT_OF_MEMORY;
         }
     }
@@ -147,7 +162,7 @@ int memory_free(void *address) {
     pthread_mutex_lock(&lock);
     for (int device = 0; device < MAX_DEVICES && bytes == 0; device++) {
         bytes = take_out(&devices[device], address);
-        used[device] -= bytes;
+        discharge(device, bytes);
         /* Wiped under the lock: another thread may be given these addresses next. */
         if (bytes) memory_wipe(address, bytes);
     }
@@ -181,27 +196,47 @@ int memory_charge(int device, size_t bytes) {
 
 void memory_discharge(int device, size_t bytes) {
     pthread_mutex_lock(&lock);
-    used[device] -= bytes;
+    discharge(device, bytes);
     pthread_mutex_unlock(&lock);
 }
+
+static size_t locked(const size_t *figures, int device) {
+    if (device < 0 || device >= device_count()) return 0;
+    pthread_mutex_lock(&lock);
+    size_t bytes = figures[device];
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+size_t memory_held(int device) { return locked(used, device); }
+
+size_t memory_held_peak(int device) { return locked(peak, device); }
+
+/* Where others may look at the device, a context counts from the first use on; a process alone has one anyway. */
+size_t memory_context(int device) { return opened[device] || !machine_shared() ? card()->context : 0; }
 
 size_t memory_used(int device) {
-    const Card *c = card();
-    if (device < 0 || device >= c->devices) return 0;
-    pthread_mutex_lock(&lock);
-    size_t bytes = c->context + used[device];
-    pthread_mutex_unlock(&lock);
-    return bytes;
+    if (device < 0 || device >= device_count()) return 0;
+    return memory_context(device) + memory_held(device) + ledger_others(device_number(device));
 }
 
-size_t memory_peak(int device) {
+size_t memory_used_peak(int device) {
+    if (device < 0 || device >= device_count()) return 0;
+    size_t alone = memory_context(device) + memory_held_peak(device), shared = ledger_peak(device_number(device));
+    return shared > alone ? shared : alone;
+}
+
+void memory_open_context(int device) {
+    if (device < 0 || device >= device_count()) return;
     pthread_mutex_lock(&lock);
-    size_t bytes = peak[device];
+    opened[device] = true;
+    hold(device, used[device]);
     pthread_mutex_unlock(&lock);
-    return bytes;
 }
 
 bool memory_untouched(void) { return !touched; }
+
+bool memory_may_hold(uintptr_t address) { return address >= lowest && address < highest; }
 
 static bool within(const Space *space, const void *address) {
     const char *at = address;

@@ -1,33 +1,29 @@
-/* NCCL in which every rank is a copy of this one: a collective over n ranks yields what n equal ranks would hold.
+/* NCCL: communicators. What their ranks say to each other is in nccl_collectives.c.
  *
- * One process can so stand for any rank of any number. Values of sums are this rank's own; sizes are exact. The
- * device memory that a real NCCL takes beside PyTorch's is not charged. */
+ * Ranks that run in processes of one virtual machine meet in a room, and small messages whose values are known are
+ * really exchanged. Anywhere else one process stands for any rank of any number, and every other rank is taken to be
+ * a copy of it. The device memory that a real NCCL takes beside PyTorch's is not charged. */
+#include "nccl.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "vgpu.h"
 
 typedef struct {
-    int ranks, rank, device;
-    bool split; /* made of another one: NCCL would ask all ranks for its size, so `ranks` is only the most it can be */
-} Communicator;
-
-typedef struct {
-    char bytes[128];
+    unsigned char bytes[128];
 } UniqueId;
-
-enum { NCCL_INVALID_ARGUMENT = 4, NCCL_SYSTEM_ERROR = 2 };
-
-static size_t element_bytes(int type) {
-    static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-    return type >= 0 && type < (int)(sizeof sizes / sizeof *sizes) ? sizes[type] : 4;
-}
 
 static int open_communicator(Communicator **out, int ranks, int rank) {
     if (ranks < 1 || rank < 0 || rank >= ranks) return NCCL_INVALID_ARGUMENT;
-    *out = malloc(sizeof **out);
+    *out = calloc(1, sizeof **out);
     if (*out == NULL) return NCCL_SYSTEM_ERROR;
-    **out = (Communicator){ranks, rank, current_device(), false};
+    (*out)->ranks = ranks;
+    (*out)->rank = rank;
+    (*out)->device = current_device();
+    pthread_mutex_init(&(*out)->lock, NULL);
     return SUCCESS;
 }
 
@@ -37,48 +33,95 @@ API int ncclGetVersion(int *version) {
 }
 
 API int ncclGetUniqueId(UniqueId *id) {
-    memset(id, 7, sizeof *id);
-    return SUCCESS;
+    memset(id, 0, sizeof *id);
+    return getrandom(id, 16, 0) == 16 ? SUCCESS : NCCL_SYSTEM_ERROR;
 }
 
 API int ncclCommGetUniqueId(UNUSED Communicator *communicator, UniqueId *id) { return ncclGetUniqueId(id); }
 
-API int ncclCommInitRank(Communicator **out, int ranks, UNUSED UniqueId id, int rank) {
-    return open_communicator(out, ranks, rank);
+/* Enters the room of a communicator that has its name. */
+static void enter(Communicator *communicator) {
+    char file[64];
+    snprintf(file, sizeof file, "nccl-%s", communicator->name);
+    communicator->room = room_enter(file, communicator->ranks, communicator->rank);
 }
 
-API int ncclCommInitRankConfig(Communicator **out, int ranks, UNUSED UniqueId id, int rank, UNUSED void *config) {
-    return open_communicator(out, ranks, rank);
+API int ncclCommInitRank(Communicator **out, int ranks, UniqueId id, int rank) {
+    int status = open_communicator(out, ranks, rank);
+    if (status != SUCCESS) return status;
+    for (size_t i = 0; i < 16; i++) snprintf((*out)->name + 2 * i, 3, "%02x", id.bytes[i]);
+    enter(*out);
+    return SUCCESS;
 }
 
-API int ncclCommInitRankScalable(Communicator **out, int ranks, int rank, UNUSED int count, UNUSED UniqueId *ids,
+API int ncclCommInitRankConfig(Communicator **out, int ranks, UniqueId id, int rank, UNUSED void *config) {
+    return ncclCommInitRank(out, ranks, id, rank);
+}
+
+API int ncclCommInitRankScalable(Communicator **out, int ranks, int rank, UNUSED int count, UniqueId *ids,
                                  UNUSED void *config) {
-    return open_communicator(out, ranks, rank);
+    return ncclCommInitRank(out, ranks, ids[0], rank);
 }
 
 API int ncclCommInitAll(Communicator **out, int ranks, const int *device_list) {
+    Room *room = room_private(ranks);
     for (int rank = 0; rank < ranks; rank++) {
         int status = open_communicator(&out[rank], ranks, rank);
         if (status != SUCCESS) return status;
         out[rank]->device = device_list ? device_list[rank] : rank;
+        out[rank]->room = room ? room_share(room, rank) : NULL;
     }
+    room_leave(room);
     return SUCCESS;
 }
 
-API int ncclCommSplit(Communicator *parent, int color, UNUSED int key, Communicator **out, UNUSED void *config) {
+/* The name of a part of a communicator: a digest of the whole one's, of how many were split off before, and of the
+ * part's color. */
+static void name_part(Communicator *part, const Communicator *whole, int color) {
+    uint64_t digest = 0xcbf29ce484222325U;
+    char text[96];
+    snprintf(text, sizeof text, "%s.%u.%d", whole->name, whole->splits, color);
+    for (const char *at = text; *at; at++) digest = (digest ^ (unsigned char)*at) * 0x100000001b3U;
+    snprintf(part->name, sizeof part->name, "%016llx-%.16s", (unsigned long long)digest, whole->name);
+}
+
+API int ncclCommSplit(Communicator *parent, int color, int key, Communicator **out, UNUSED void *config) {
+    typedef struct {
+        int color, key;
+    } Wish;
     *out = NULL;
-    if (color < 0) return SUCCESS;
-    int status = open_communicator(out, parent->ranks, parent->rank);
-    if (status == SUCCESS) (*out)->split = true;
-    return status;
+    parent->splits++;
+    if (parent->room == NULL) {
+        if (color < 0) return SUCCESS;
+        int status = open_communicator(out, parent->ranks, parent->rank);
+        if (status == SUCCESS) (*out)->split = true;
+        return status;
+    }
+    Wish own = {color, key}, *all = calloc((size_t)parent->ranks, sizeof *all);
+    int status = all ? nccl_gather_bytes(parent, &own, all, sizeof own) : NCCL_SYSTEM_ERROR;
+    int ranks = 0, rank = 0;
+    for (int i = 0; status == SUCCESS && i < parent->ranks; i++) {
+        if (all[i].color != color) continue;
+        ranks++;
+        rank += all[i].key < key || (all[i].key == key && i < parent->rank);
+    }
+    free(all);
+    if (status != SUCCESS || color < 0) return status;
+    status = open_communicator(out, ranks, rank);
+    if (status != SUCCESS) return status;
+    name_part(*out, parent, color);
+    enter(*out);
+    return SUCCESS;
 }
 
 API int ncclCommDestroy(Communicator *communicator) {
+    room_leave(communicator->room);
     free(communicator);
     return SUCCESS;
 }
 
-API int ncclCommAbort(Communicator *communicator) { return ncclCommDestroy(communicator); }
+/* Another thread may be passing messages: what it uses stays. */
+API int ncclCommAbort(UNUSED Communicator *communicator) { return SUCCESS; }
 
 API int ncclCommGetAsyncError(UNUSED Communicator *communicator, int *status) {
     *status = SUCCESS;
@@ -100,7 +143,14 @@ API int ncclCommCuDevice(const Communicator *communicator, int *device) {
     return SUCCESS;
 }
 
-API const char *ncclGetErrorString(int status) { return status == SUCCESS ? "no error" : "invalid argument"; }
+API const char *ncclGetErrorString(int status) {
+    switch (status) {
+    case SUCCESS: return "no error";
+    case NCCL_SYSTEM_ERROR: return "unhandled system error";
+    case NCCL_REMOTE_ERROR: return "remote process exited or there was a network error";
+    default: return "invalid argument";
+    }
+}
 
 API const char *ncclGetLastError(UNUSED const Communicator *communicator) { return ""; }
 
@@ -109,67 +159,3 @@ API int ncclMemAlloc(void **out, size_t bytes) {
 }
 
 API int ncclMemFree(void *address) { return memory_free(address) ? NCCL_INVALID_ARGUMENT : SUCCESS; }
-
-static int copy(void *to, const void *from, size_t bytes) {
-    if (to == from || bytes == 0) return SUCCESS;
-    return copy_bytes(to, from, bytes) ? NCCL_INVALID_ARGUMENT : SUCCESS;
-}
-
-API int ncclAllReduce(const void *from, void *to, size_t count, int type, UNUSED int operation,
-                      UNUSED Communicator *communicator, UNUSED void *stream) {
-    return copy(to, from, count * element_bytes(type));
-}
-
-API int ncclReduce(const void *from, void *to, size_t count, int type, UNUSED int operation, int root,
-                   Communicator *communicator, UNUSED void *stream) {
-    return root == communicator->rank ? copy(to, from, count * element_bytes(type)) : SUCCESS;
-}
-
-API int ncclBroadcast(const void *from, void *to, size_t count, int type, UNUSED int root,
-                      UNUSED Communicator *communicator, UNUSED void *stream) {
-    return copy(to, from, count * element_bytes(type));
-}
-
-API int ncclBcast(UNUSED void *data, UNUSED size_t count, UNUSED int type, UNUSED int root,
-                  UNUSED Communicator *communicator, UNUSED void *stream) {
-    return SUCCESS;
-}
-
-/* Each of n equal ranks contributes the same part. Where n is only an upper bound, no more is written than surely
- * belongs to the buffer: PyTorch rounds tensors up to 512 bytes. */
-static int repeat(void *to, const void *from, size_t bytes, const Communicator *communicator) {
-    enum { SURELY_THERE = 512 };
-    int ranks = communicator->ranks, status = SUCCESS;
-    if (communicator->split && bytes * (size_t)ranks > SURELY_THERE) ranks = 1;
-    for (int rank = 0; rank < ranks && status == SUCCESS; rank++)
-        status = copy((char *)to + (size_t)rank * bytes, from, bytes);
-    return status;
-}
-
-/* Where this rank's part begins in what it sends to all. */
-static const char *own_part(const void *from, size_t bytes, const Communicator *communicator) {
-    return (const char *)from + (communicator->split ? 0 : (size_t)communicator->rank * bytes);
-}
-
-API int ncclAllGather(const void *from, void *to, size_t count, int type, Communicator *communicator,
-                      UNUSED void *stream) {
-    return repeat(to, from, count * element_bytes(type), communicator);
-}
-
-API int ncclGather(const void *from, void *to, size_t count, int type, int root, Communicator *communicator,
-                   UNUSED void *stream) {
-    return root == communicator->rank ? repeat(to, from, count * element_bytes(type), communicator) : SUCCESS;
-}
-
-API int ncclReduceScatter(const void *from, void *to, size_t count, int type, UNUSED int operation,
-                          Communicator *communicator, UNUSED void *stream) {
-    size_t bytes = count * element_bytes(type);
-    return copy(to, own_part(from, bytes, communicator), bytes);
-}
-
-/* This rank's part of what every equal rank sends. */
-API int ncclAlltoAll(const void *from, void *to, size_t count, int type, Communicator *communicator,
-                     UNUSED void *stream) {
-    size_t bytes = count * element_bytes(type);
-    return repeat(to, own_part(from, bytes, communicator), bytes, communicator);
-}

@@ -1,11 +1,13 @@
 /* NVML: what monitoring tools, `pynvml`, and PyTorch's out-of-memory message ask about the device.
  *
- * The figures are the ones that CUDA reports in this process; no other process is on a virtual device. */
+ * It sees every device of the machine, whatever CUDA_VISIBLE_DEVICES leaves to CUDA. The figures are the ones that
+ * CUDA reports; the processes are those of the same virtual machine. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "ledger.h"
 #include "vgpu.h"
 
 /* NVML's own status codes. */
@@ -26,13 +28,6 @@ static int write_text(char *out, unsigned size, const char *text) {
 /* A bus per device, under a domain written with as many digits as the caller's field expects. */
 static void bus_id(char *out, size_t size, const char *domain, int device) {
     snprintf(out, size, "%s:%02X:00.0", domain, (unsigned)(unsigned char)(device + 1));
-}
-
-static void uuid_text(char *out, size_t size, int device) {
-    unsigned char b[16];
-    device_uuid(device, b);
-    snprintf(out, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2],
-             b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
 API int nvmlInit_v2(void) { return card()->devices > 0 ? SUCCESS : NVML_NO_DRIVER; }
@@ -100,7 +95,7 @@ API int nvmlDeviceGetHandleByPciBusId(const char *text, void **handle) {
 API int nvmlDeviceGetHandleByUUID(const char *text, void **handle) {
     char own[48];
     for (int device = 0; device < card()->devices; device++) {
-        uuid_text(own, sizeof own, device);
+        device_uuid_text(device, own, sizeof own);
         if (strcmp(own, text) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned)device, handle);
     }
     return NVML_NOT_FOUND;
@@ -123,7 +118,7 @@ API int nvmlDeviceGetUUID(const void *handle, char *out, unsigned size) {
     char text[48];
     int device = index_of(handle);
     if (device < 0) return NVML_INVALID_ARGUMENT;
-    uuid_text(text, sizeof text, device);
+    device_uuid_text(device, text, sizeof text);
     return write_text(out, size, text);
 }
 
@@ -162,8 +157,9 @@ typedef struct {
 API int nvmlDeviceGetMemoryInfo(const void *handle, Memory *out) {
     int device = index_of(handle);
     if (device < 0) return NVML_INVALID_ARGUMENT;
-    size_t total = card()->total, used = memory_used(device);
-    *out = (Memory){total, total - used, used};
+    int seen = device_with_number(device);
+    size_t total = card()->total, used = seen >= 0 ? memory_used(seen) : ledger_others(device);
+    *out = (Memory){total, used < total ? total - used : 0, used};
     return SUCCESS;
 }
 
@@ -174,7 +170,6 @@ API int nvmlDeviceGetMemoryInfo_v2(const void *handle, Memory2 *out) {
     return status;
 }
 
-/* The only process on the device is this one. */
 typedef struct {
     unsigned pid;
     unsigned long long used;
@@ -186,21 +181,32 @@ typedef struct {
     unsigned gpu_instance, compute_instance;
 } Process;
 
-static int one_process(const void *handle, unsigned *count, unsigned room) {
-    if (index_of(handle) < 0) return NVML_INVALID_ARGUMENT;
-    *count = 1;
-    return room < 1 ? NVML_TOO_SMALL : SUCCESS;
+/* This process, where it sees the device, and the others that hold some of it. */
+static int find_processes(const void *handle, unsigned *count, Holder *out, size_t most) {
+    int device = index_of(handle), seen = device_with_number(device);
+    if (device < 0) return NVML_INVALID_ARGUMENT;
+    size_t held = seen >= 0 ? memory_context(seen) + memory_held(seen) : 0;
+    size_t own = held > 0, room = *count < most ? *count : most;
+    if (own && room > 0) out[0] = (Holder){(unsigned)getpid(), held};
+    size_t found = own + ledger_holders(device, room > own ? out + own : NULL, room > own ? room - own : 0);
+    *count = (unsigned)found;
+    return found > room ? NVML_TOO_SMALL : SUCCESS;
 }
 
+enum { MOST_PROCESSES = 257 };
+
 API int nvmlDeviceGetComputeRunningProcesses(const void *handle, unsigned *count, Process1 *out) {
-    int status = one_process(handle, count, *count);
-    if (status == SUCCESS) *out = (Process1){(unsigned)getpid(), memory_used(index_of(handle))};
+    Holder found[MOST_PROCESSES];
+    int status = find_processes(handle, count, found, MOST_PROCESSES);
+    for (unsigned i = 0; status == SUCCESS && i < *count; i++) out[i] = (Process1){found[i].pid, found[i].bytes};
     return status;
 }
 
 API int nvmlDeviceGetComputeRunningProcesses_v2(const void *handle, unsigned *count, Process *out) {
-    int status = one_process(handle, count, *count);
-    if (status == SUCCESS) *out = (Process){(unsigned)getpid(), memory_used(index_of(handle)), ~0U, ~0U};
+    Holder found[MOST_PROCESSES];
+    int status = find_processes(handle, count, found, MOST_PROCESSES);
+    for (unsigned i = 0; status == SUCCESS && i < *count; i++)
+        out[i] = (Process){found[i].pid, found[i].bytes, ~0U, ~0U};
     return status;
 }
 

@@ -92,7 +92,11 @@ void reads_answer(void *to, const void *from, size_t bytes) {
     int kind = bytes <= SMALL ? values_certainty(from, bytes) : VALUE_UNKNOWN;
     if (kind != VALUE_UNKNOWN) memmove(to, from, bytes);
     else if (bytes == 1) *(bool *)to = values_affirmed();
-    else memset(to, 0, bytes);
+    else {
+        size_t known = bytes <= SMALL ? values_prefix(from, bytes) : 0;
+        memmove(to, from, known);
+        memset((char *)to + known, 0, bytes - known);
+    }
     bool answered = given(to, bytes);
     pthread_mutex_lock(&lock);
     Listener told = listener;

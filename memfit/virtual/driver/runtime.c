@@ -21,9 +21,11 @@ API int cudaMallocManaged(void **out, size_t bytes, UNUSED unsigned flags) { ret
 
 API int cudaMemGetInfo(size_t *available, size_t *total) {
     const Card *c = card();
-    if (c->devices == 0) return fail(NO_DEVICE);
+    if (device_count() == 0) return fail(NO_DEVICE);
+    memory_open_context(current_device());
+    size_t used = memory_used(current_device());
     *total = c->total;
-    *available = c->total - memory_used(current_device());
+    *available = used < c->total ? c->total - used : 0;
     return SUCCESS;
 }
 
@@ -54,7 +56,7 @@ API int cudaHostGetFlags(unsigned *flags, void *address) {
 /* Memory pools: one per device, whose figures are the device's own. */
 API int cudaDeviceGetDefaultMemPool(void **pool, int device) {
     static char pools[MAX_DEVICES];
-    if (device < 0 || device >= card()->devices) return fail(INVALID_DEVICE);
+    if (device < 0 || device >= device_count()) return fail(INVALID_DEVICE);
     *pool = &pools[device];
     return SUCCESS;
 }
@@ -66,10 +68,10 @@ API int cudaMemPoolGetAttribute(void *pool, int attribute, void *out) {
     void *first = NULL;
     cudaDeviceGetDefaultMemPool(&first, 0);
     ptrdiff_t index = (char *)pool - (char *)first;
-    int device = index >= 0 && index < card()->devices ? (int)index : current_device();
+    int device = index >= 0 && index < device_count() ? (int)index : current_device();
     switch (attribute) {
-    case RESERVED_NOW: case USED_NOW: *(uint64_t *)out = memory_used(device) - card()->context; break;
-    case RESERVED_HIGH: case USED_HIGH: *(uint64_t *)out = memory_peak(device); break;
+    case RESERVED_NOW: case USED_NOW: *(uint64_t *)out = memory_held(device); break;
+    case RESERVED_HIGH: case USED_HIGH: *(uint64_t *)out = memory_held_peak(device); break;
     default:
         if (attribute <= REUSE_LAST) *(int *)out = 0;
         else *(uint64_t *)out = 0;

@@ -8,22 +8,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "numbers.h"
 #include "vgpu.h"
 
-enum { NONE, FILL, COMPARE, COMPARE_SCALAR, EQUAL, EQUAL_SCALAR, ADD, ADD_SCALAR, JOIN, SUM, GREATEST, LEAST, ALL, ANY };
-
-enum { INTEGER, UNSIGNED, REAL, OPAQUE };
+enum { NONE, FILL, COMPARE, COMPARE_SCALAR, EQUAL, EQUAL_SCALAR, ADD, ADD_SCALAR, JOIN, SUM, GREATEST, LEAST, ALL, ANY,
+       COUNT, SCALE };
 
 /* Types by their mangled names. */
 static const struct {
     const char *name;
-    unsigned char bytes, sort;
+    NumberType number;
 } types[] = {
-    {"b", 1, UNSIGNED}, {"h", 1, UNSIGNED}, {"a", 1, INTEGER}, {"s", 2, INTEGER}, {"t", 2, UNSIGNED},
-    {"i", 4, INTEGER}, {"j", 4, UNSIGNED}, {"l", 8, INTEGER}, {"m", 8, UNSIGNED}, {"f", 4, REAL}, {"d", 8, REAL},
-    {"N3c104HalfE", 2, OPAQUE}, {"N3c108BFloat16E", 2, OPAQUE},
-    {"NS1_10OpaqueTypeILj1EEE", 1, OPAQUE}, {"NS1_10OpaqueTypeILj2EEE", 2, OPAQUE},
-    {"NS1_10OpaqueTypeILj4EEE", 4, OPAQUE}, {"NS1_10OpaqueTypeILj8EEE", 8, OPAQUE},
+    {"b", {1, UNSIGNED}}, {"h", {1, UNSIGNED}}, {"a", {1, INTEGER}}, {"s", {2, INTEGER}}, {"t", {2, UNSIGNED}},
+    {"i", {4, INTEGER}}, {"j", {4, UNSIGNED}}, {"l", {8, INTEGER}}, {"m", {8, UNSIGNED}}, {"f", {4, REAL}}, {"d", {8, REAL}},
+    {"N3c104HalfE", {2, OPAQUE}}, {"N3c108BFloat16E", {2, OPAQUE}},
+    {"NS1_10OpaqueTypeILj1EEE", {1, OPAQUE}}, {"NS1_10OpaqueTypeILj2EEE", {2, OPAQUE}},
+    {"NS1_10OpaqueTypeILj4EEE", {4, OPAQUE}}, {"NS1_10OpaqueTypeILj8EEE", {8, OPAQUE}},
 };
 enum { TYPES = sizeof types / sizeof *types };
 
@@ -37,7 +37,7 @@ static unsigned char type_at(const char *text, const char *after) {
 }
 
 static SmallKernel of_type(int kind, unsigned char type, bool opaque) {
-    if (type == TYPES || (types[type].sort == OPAQUE && !opaque)) return (SmallKernel){NONE, 0};
+    if (type == TYPES || (types[type].number.sort == OPAQUE && !opaque)) return (SmallKernel){NONE, 0};
     return (SmallKernel){(unsigned char)kind, type};
 }
 
@@ -89,93 +89,48 @@ static SmallKernel reduction(const char *name) {
     return (SmallKernel){NONE, 0};
 }
 
+/* The count that nonzero(), boolean masks and masked_select() begin with. */
+static SmallKernel count(const char *name) {
+    const char *at = strstr(name, "9NonZeroOpI");
+    return at ? of_type(COUNT, type_at(at + strlen("9NonZeroOpI"), "E"), false) : (SmallKernel){NONE, 0};
+}
+
 SmallKernel small_kernel(const char *name) {
     if (name == NULL) return (SmallKernel){NONE, 0};
     bool plain = strstr(name, "23TrivialOffsetCalculator") && strstr(name, "15LoadWithoutCast") &&
                  strstr(name, "16StoreWithoutCast");
     if (strstr(name, "29vectorized_elementwise_kernel") || (plain && strstr(name, "27unrolled_elementwise_kernel")))
         return elementwise(name);
+    if (strstr(name, "28DeviceReduceSingleTileKernel")) return count(name);
+    if (strstr(name, "28amp_update_scale_cuda_kernel"))
+        return (SmallKernel){SCALE, 0};
     if (strstr(name, "CatArrayBatchedCopy")) return join(name);
     if (strstr(name, "13reduce_kernelILi512ELi1ENS0_8ReduceOpI")) return reduction(name);
     return (SmallKernel){NONE, 0};
 }
 
-/* A number of any type: whole numbers wrap as the card's do. */
-typedef struct {
-    bool real;
-    int64_t whole;
-    double value;
-} Number;
-
-static Number load(unsigned char type, const char *from) {
-    Number number = {.real = types[type].sort == REAL};
-    size_t bytes = types[type].bytes;
-    if (number.real) {
-        float narrow;
-        if (bytes == sizeof narrow) {
-            memcpy(&narrow, from, bytes);
-            number.value = (double)narrow;
-        } else {
-            memcpy(&number.value, from, bytes);
-        }
-        return number;
-    }
-    memcpy(&number.whole, from, bytes); /* the low bytes come first */
-    unsigned unused = 64 - 8 * (unsigned)bytes;
-    if (types[type].sort == INTEGER && unused > 0)
-        number.whole = (int64_t)((uint64_t)number.whole << unused) >> unused;
-    return number;
-}
-
-static void store(unsigned char type, char *to, Number number) {
-    size_t bytes = types[type].bytes;
-    if (!number.real) {
-        memcpy(to, &number.whole, bytes);
-    } else if (bytes == sizeof(float)) {
-        float narrow = (float)number.value;
-        memcpy(to, &narrow, bytes);
-    } else {
-        memcpy(to, &number.value, bytes);
-    }
-}
-
-/* a + b * c */
-static Number add(Number a, Number b, Number c) {
-    if (a.real) a.value += b.value * c.value;
-    else a.whole = (int64_t)((uint64_t)a.whole + (uint64_t)b.whole * (uint64_t)c.whole);
-    return a;
-}
-
-static bool less(unsigned char type, Number a, Number b) {
-    if (a.real) return a.value < b.value;
-    return types[type].sort == UNSIGNED ? (uint64_t)a.whole < (uint64_t)b.whole : a.whole < b.whole;
-}
-
-static bool same(Number a, Number b) { return a.real ? a.value == b.value : a.whole == b.whole; }
-
 /* PyTorch's order of comparisons. */
-static bool compare(unsigned char type, int operation, Number a, Number b) {
+static bool compare(int operation, Number a, Number b) {
     enum { GREATER_EQUAL, GREATER, LESS_EQUAL, LESS };
     switch (operation) {
-    case GREATER_EQUAL: return less(type, b, a) || same(a, b);
-    case GREATER: return less(type, b, a);
-    case LESS_EQUAL: return less(type, a, b) || same(a, b);
-    case LESS: return less(type, a, b);
+    case GREATER_EQUAL: return number_less(b, a) || number_same(a, b);
+    case GREATER: return number_less(b, a);
+    case LESS_EQUAL: return number_less(a, b) || number_same(a, b);
+    case LESS: return number_less(a, b);
     default: return false;
     }
 }
 
-/* Whether an input is known; `age` becomes its age when it is older. */
-static bool know(const char *input, size_t bytes, unsigned long *age) {
-    unsigned long its;
-    if (memory_device(input, bytes) < 0 || !values_age(input, bytes, &its)) return false;
-    if (its < *age) *age = its;
-    return true;
+/* Whether an input is known; `certainty` becomes its own when that is less. */
+static bool know(const char *input, size_t bytes, int *certainty) {
+    int its = memory_device(input, bytes) < 0 ? VALUE_UNKNOWN : values_certainty(input, bytes);
+    if (its > *certainty) *certainty = its;
+    return its != VALUE_UNKNOWN;
 }
 
 static bool run_elementwise(SmallKernel kernel, void **arguments) {
-    unsigned char type = kernel.type;
-    size_t size = types[type].bytes;
+    NumberType type = types[kernel.type].number;
+    size_t size = type.bytes;
     bool answers = kernel.kind >= COMPARE && kernel.kind <= EQUAL_SCALAR; /* with a flag for each element */
     bool two = kernel.kind == COMPARE || kernel.kind == EQUAL || kernel.kind == ADD;
     int elements, operation = 0;
@@ -187,9 +142,9 @@ static bool run_elementwise(SmallKernel kernel, void **arguments) {
     size_t count = (size_t)elements, out_size = answers ? 1 : size, bytes = count * out_size;
     if (memory_device(data[0], bytes) < 0) return false;
 
-    unsigned long age = values_now();
-    bool known = kernel.kind == FILL || know(data[1], count * size, &age);
-    if (!known || (two && !know(data[2], count * size, &age))) {
+    int certainty = VALUE_CERTAIN;
+    bool known = kernel.kind == FILL || know(data[1], count * size, &certainty);
+    if (!known || (two && !know(data[2], count * size, &certainty))) {
         values_forget(data[0], bytes);
         return false;
     }
@@ -201,20 +156,20 @@ static bool run_elementwise(SmallKernel kernel, void **arguments) {
     if (answers) memcpy(&operation, what, sizeof operation);
     const char *constant = what + (size > sizeof operation ? size : sizeof operation); /* after the operation */
     Number scalar = {0}, alpha = {0};
-    if (kernel.kind == COMPARE_SCALAR || kernel.kind == EQUAL_SCALAR) scalar = load(type, constant);
+    if (kernel.kind == COMPARE_SCALAR || kernel.kind == EQUAL_SCALAR) scalar = number_load(type, constant);
     if (kernel.kind == ADD_SCALAR) {
-        scalar = load(type, what);
-        alpha = load(type, what + size);
+        scalar = number_load(type, what);
+        alpha = number_load(type, what + size);
     }
-    if (kernel.kind == ADD) alpha = load(type, what);
+    if (kernel.kind == ADD) alpha = number_load(type, what);
     for (size_t i = 0; i < count; i++) {
-        Number a = load(type, data[1] + i * size), b = two ? load(type, data[2] + i * size) : scalar;
+        Number a = number_load(type, data[1] + i * size), b = two ? number_load(type, data[2] + i * size) : scalar;
         char *to = data[0] + i * out_size;
-        if (kernel.kind == COMPARE || kernel.kind == COMPARE_SCALAR) *to = compare(type, operation, a, b);
-        else if (answers) *to = same(a, b) == (operation == 0);
-        else store(type, to, add(a, b, alpha));
+        if (kernel.kind == COMPARE || kernel.kind == COMPARE_SCALAR) *to = compare(operation, a, b);
+        else if (answers) *to = number_same(a, b) == (operation == 0);
+        else number_store(to, number_plus(a, number_times(b, alpha)));
     }
-    values_write_as_of(data[0], bytes, age);
+    values_write_like(data[0], bytes, certainty);
     return true;
 }
 
@@ -225,21 +180,21 @@ typedef struct {
 } Parts;
 
 static bool run_join(SmallKernel kernel, void **arguments, unsigned count) {
-    size_t size = types[kernel.type].bytes, bytes = 0;
+    size_t size = types[kernel.type].number.bytes, bytes = 0;
     const Parts *parts = arguments[1];
     char *to;
     memcpy(&to, arguments[0], sizeof to);
     if (count == 0 || count > 128) return false;
-    unsigned long age = values_now();
+    int certainty = VALUE_CERTAIN;
     for (unsigned i = 0; i < count; i++) {
         bytes += parts->elements[i] * size;
-        if (bytes > SMALL || !know(parts->input[i], parts->elements[i] * size, &age)) return false;
+        if (bytes > SMALL || !know(parts->input[i], parts->elements[i] * size, &certainty)) return false;
     }
     char *first = to + parts->offset[0] * size;
     if (memory_device(first, bytes) < 0) return false;
     for (unsigned i = 0; i < count; i++)
         memcpy(to + parts->offset[i] * size, parts->input[i], parts->elements[i] * size);
-    values_write_as_of(first, bytes, age);
+    values_write_like(first, bytes, certainty);
     return true;
 }
 
@@ -257,8 +212,8 @@ typedef struct {
 } Shape;
 
 static bool run_reduction(SmallKernel kernel, void **arguments) {
-    unsigned char type = kernel.type;
-    size_t size = types[type].bytes;
+    NumberType type = types[kernel.type].number;
+    size_t size = type.bytes;
     /* In order: what it does (nothing to store), the value to begin with, the shape, the two walks with one stride and
      * two strides for each dimension, the input, the outputs. */
     size_t at = 2 * size < sizeof(int) ? sizeof(int) : 2 * size;
@@ -280,29 +235,72 @@ static bool run_reduction(SmallKernel kernel, void **arguments) {
     if (shape.outputs != 1 || shape.inputs <= 0 || (size_t)shape.inputs * size > SMALL) return false;
     if (memory_device(to, size) < 0) return false;
     bool in_one_piece = walk.dimensions <= 1 && (shape.inputs == 1 || stride == size);
-    unsigned long age = values_now();
-    if (!in_one_piece || !know(from, (size_t)shape.inputs * size, &age)) {
+    int certainty = VALUE_CERTAIN;
+    if (!in_one_piece || !know(from, (size_t)shape.inputs * size, &certainty)) {
         values_forget(to, size);
         return false;
     }
-    Number result = load(type, from), one = {.real = result.real, .whole = 1, .value = 1};
+    Number result = number_load(type, from);
     for (int i = 1; i < shape.inputs; i++) {
-        Number next = load(type, from + (size_t)i * size);
-        bool unordered = next.real && next.value != next.value;
+        Number next = number_load(type, from + (size_t)i * size);
         switch (kernel.kind) {
-        case SUM: result = add(result, next, one); break;
-        case GREATEST: if (unordered || less(type, result, next)) result = next; break;
-        case LEAST: if (unordered || less(type, next, result)) result = next; break;
+        case SUM: result = number_plus(result, next); break;
+        case GREATEST: result = number_pick(result, next, true); break;
+        case LEAST: result = number_pick(result, next, false); break;
         case ALL: result.whole = result.whole && next.whole; break;
         default: result.whole = result.whole || next.whole;
         }
     }
-    store(type, to, result);
-    values_write_as_of(to, size, age);
+    number_store(to, result);
+    values_write_like(to, size, certainty);
+    return true;
+}
+
+static bool run_count(SmallKernel kernel, void **arguments) {
+    NumberType type = types[kernel.type].number;
+    const char *input[2], *from; /* behind what is done to each element, or before it */
+    char *to;
+    int elements, found = 0, certainty = VALUE_CERTAIN;
+    memcpy(input, arguments[0], sizeof input);
+    from = memory_device(input[0], 1) >= 0 ? input[0] : input[1];
+    memcpy(&to, arguments[1], sizeof to);
+    memcpy(&elements, arguments[2], sizeof elements);
+    if (elements <= 0 || (size_t)elements * type.bytes > SMALL || memory_device(to, sizeof found) < 0) return false;
+    if (!know(from, (size_t)elements * type.bytes, &certainty)) {
+        values_forget(to, sizeof found);
+        return false;
+    }
+    Number zero = number_of(type, 0);
+    for (int i = 0; i < elements; i++) found += !number_same(number_load(type, from + (size_t)i * type.bytes), zero);
+    memcpy(to, &found, sizeof found);
+    values_write_like(to, sizeof found, certainty);
+    return true;
+}
+
+/* A gradient scaler's update. Whether any gradient overflowed is not known: none did. */
+static bool run_scale(void **arguments) {
+    float *scale;
+    int *tracker, interval, certainty = VALUE_CERTAIN;
+    double growth;
+    memcpy(&scale, arguments[0], sizeof scale);
+    memcpy(&tracker, arguments[1], sizeof tracker);
+    memcpy(&growth, arguments[3], sizeof growth);
+    memcpy(&interval, arguments[5], sizeof interval);
+    if (!know((char *)scale, sizeof *scale, &certainty) || !know((char *)tracker, sizeof *tracker, &certainty))
+        return false;
+    float grown = (float)((double)*scale * growth);
+    if (++*tracker == interval) {
+        if (grown - grown == 0.0F) *scale = grown; /* finite */
+        *tracker = 0;
+    }
+    values_write_like(scale, sizeof *scale, certainty);
+    values_write_like(tracker, sizeof *tracker, certainty);
     return true;
 }
 
 bool small_kernel_run(SmallKernel kernel, void **arguments, unsigned parts) {
     if (kernel.kind == JOIN) return run_join(kernel, arguments, parts);
+    if (kernel.kind == COUNT) return run_count(kernel, arguments);
+    if (kernel.kind == SCALE) return run_scale(arguments);
     return kernel.kind >= SUM ? run_reduction(kernel, arguments) : run_elementwise(kernel, arguments);
 }

@@ -8,6 +8,9 @@
  *   - a read of a part of what was written yields it, unless it starts where a new tensor may have been placed and
  *     kernels have run since: then it is taken for their result, which is unknown.
  *
+ * A single number is forgotten as soon as a kernel is given its address: a count or a flag that a kernel computes
+ * often lies where another one lay before.
+ *
  * An unknown flag is false too, but for one that a kernel computes by asking whether something holds for all elements:
  * a check such as isfinite().all() passes.
  *
@@ -24,6 +27,7 @@ typedef struct {
     uintptr_t start;
     size_t bytes;
     unsigned long kernels; /* how many kernels had run when it was written */
+    bool doubtful; /* it came from values that a kernel may have changed */
 } Record;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -39,7 +43,7 @@ void values_kernel_ran(bool affirms) {
 
 bool values_affirmed(void) { return affirmed; }
 
-unsigned long values_now(void) { return atomic_load_explicit(&kernels_run, memory_order_relaxed); }
+static unsigned long values_now(void) { return atomic_load_explicit(&kernels_run, memory_order_relaxed); }
 
 /* The record of a granule, or else the one that it would replace: an empty one, or the oldest of its few places.
  * Tensors lie at multiples of large powers of two, so the granule's number is mixed before it picks the places. */
@@ -62,25 +66,32 @@ static bool covers(const Record *record, uintptr_t start, uintptr_t end) {
 
 /* Adds a write to what a granule's record says. A write at the granule's start is a tensor of its own; one further
  * in belongs to the tensor that is there, and makes it known as far as the writes touch. */
-static void add(Record *record, uintptr_t granule, uintptr_t start, uintptr_t end, unsigned long now) {
+static void add(Record *record, uintptr_t granule, uintptr_t start, uintptr_t end, bool doubtful) {
+    unsigned long now = values_now();
     bool same = record->granule == granule && start % GRANULE != 0;
     if (same && covers(record, start, end)) return;
     if (same && start <= end_of(record) && end >= record->start) {
         if (record->start < start) start = record->start;
         if (end_of(record) > end) end = end_of(record);
+        doubtful = doubtful || record->doubtful;
     }
-    *record = (Record){granule, start, end - start, now};
+    *record = (Record){granule, start, end - start, now, doubtful};
 }
 
-void values_write_as_of(const void *address, size_t bytes, unsigned long age) {
+static void write(const void *address, size_t bytes, bool doubtful) {
     uintptr_t start = (uintptr_t)address, end = start + bytes;
     pthread_mutex_lock(&lock);
     for (uintptr_t granule = start / GRANULE; granule * GRANULE < end; granule++)
-        add(slot(granule), granule, start, end, age);
+        add(slot(granule), granule, start, end, doubtful);
     pthread_mutex_unlock(&lock);
 }
 
-void values_write(const void *address, size_t bytes) { values_write_as_of(address, bytes, values_now()); }
+void values_write(const void *address, size_t bytes) { write(address, bytes, false); }
+
+void values_write_like(const void *address, size_t bytes, int certainty) {
+    if (certainty == VALUE_UNKNOWN) values_forget(address, bytes);
+    else write(address, bytes, certainty == VALUE_CHANGED);
+}
 
 void values_forget(const void *address, size_t bytes) {
     uintptr_t first = (uintptr_t)address / GRANULE, last = ((uintptr_t)address + bytes - 1) / GRANULE;
@@ -95,29 +106,47 @@ void values_forget(const void *address, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-bool values_age(const void *address, size_t bytes, unsigned long *age) {
+int values_certainty(const void *address, size_t bytes) {
     uintptr_t start = (uintptr_t)address, end = start + bytes, granule = start / GRANULE;
-    bool known = true;
-    *age = values_now();
+    bool known = true, fresh = true, doubtful = false;
+    unsigned long now = values_now();
     pthread_mutex_lock(&lock);
-    bool starts_there = slot(granule)->start == start, ends_there = false, fresh = true;
+    bool starts_there = slot(granule)->start == start, ends_there = false;
     for (; known && granule * GRANULE < end; granule++) {
         const Record *record = slot(granule);
         uintptr_t from = granule * GRANULE > start ? granule * GRANULE : start;
         uintptr_t to = (granule + 1) * GRANULE < end ? (granule + 1) * GRANULE : end;
         known = record->granule == granule && covers(record, from, to);
-        fresh = fresh && record->kernels == values_now();
-        if (record->kernels < *age) *age = record->kernels;
+        fresh = fresh && record->kernels == now;
+        doubtful = doubtful || record->doubtful;
         ends_there = end_of(record) == end;
     }
     pthread_mutex_unlock(&lock);
-    return known && ((starts_there && ends_there) || start % GRANULE != 0 || fresh);
+    if (!known || !((starts_there && ends_there) || start % GRANULE != 0 || fresh)) return VALUE_UNKNOWN;
+    return fresh && !doubtful ? VALUE_CERTAIN : VALUE_CHANGED;
 }
 
-int values_certainty(const void *address, size_t bytes) {
-    unsigned long age;
-    if (!values_age(address, bytes, &age)) return VALUE_UNKNOWN;
-    return age == values_now() ? VALUE_CERTAIN : VALUE_CHANGED;
+void values_touch(const uintptr_t *words, size_t count) {
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < count; i++) {
+        Record *record = slot(words[i] / GRANULE);
+        bool there = record->granule == words[i] / GRANULE && record->start == words[i];
+        bool single = record->bytes <= sizeof(int64_t) && (record->bytes & (record->bytes - 1)) == 0;
+        if (there && single) record->granule = 0;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+size_t values_prefix(const void *address, size_t bytes) {
+    uintptr_t start = (uintptr_t)address;
+    size_t length = 0;
+    pthread_mutex_lock(&lock);
+    const Record *record = slot(start / GRANULE);
+    if (record->granule == start / GRANULE && covers(record, start, start + 1) && record->kernels == values_now())
+        length = end_of(record) - start;
+    pthread_mutex_unlock(&lock);
+    if (length > bytes) length = bytes;
+    return length > 0 && values_known(address, length) ? length : 0;
 }
 
 bool values_known(const void *address, size_t bytes) { return values_certainty(address, bytes) != VALUE_UNKNOWN; }

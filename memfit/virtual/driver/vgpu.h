@@ -76,9 +76,18 @@ int memory_unreserve(void *address);
 /* Charges or gives back bytes without an address, for physical memory that is mapped later. */
 int memory_charge(int device, size_t bytes);
 void memory_discharge(int device, size_t bytes);
+/* What is in use on a device, contexts and other processes included, now and at most; what this process holds of it
+ * beside its context, now and at most. */
 size_t memory_used(int device);
-size_t memory_peak(int device);
+size_t memory_used_peak(int device);
+size_t memory_held(int device);
+size_t memory_held_peak(int device);
+/* Makes this process's context count, as the first use of a device does; and what it counts now. */
+void memory_open_context(int device);
+size_t memory_context(int device);
 bool memory_untouched(void);
+/* False only for what is certainly no device address. */
+bool memory_may_hold(uintptr_t address);
 /* The device that owns [address, address + bytes), or -1 when any part of it is not live device memory. */
 int memory_device(const void *address, size_t bytes);
 /* Start and size of the allocation that holds the address; false when there is none. */
@@ -98,15 +107,18 @@ bool host_is_pinned(const void *address);
 
 /* Which bytes of device memory hold a value that really is there. */
 void values_write(const void *address, size_t bytes);
-/* The same for a value worked out from others: it is as old as the oldest of them. Ages count the kernels that ran. */
-void values_write_as_of(const void *address, size_t bytes, unsigned long age);
-bool values_age(const void *address, size_t bytes, unsigned long *age);
-unsigned long values_now(void);
+/* The same for a value worked out from others, which is no more certain than the least certain of them. */
+void values_write_like(const void *address, size_t bytes, int certainty);
+/* How many bytes from an address on, at most `bytes`, are known and were not there for a kernel to change: those of a
+ * tensor that was made larger. */
+size_t values_prefix(const void *address, size_t bytes);
 void values_forget(const void *address, size_t bytes);
 bool values_known(const void *address, size_t bytes);
 /* Written and untouched since; written, but a kernel may have changed it since; never written. */
 enum { VALUE_CERTAIN, VALUE_CHANGED, VALUE_UNKNOWN };
 int values_certainty(const void *address, size_t bytes);
+/* Forgets single numbers at addresses that a kernel was given. */
+void values_touch(const uintptr_t *words, size_t count);
 /* Notes a launch on this thread, and whether its kernel tells that something holds for all elements. */
 void values_kernel_ran(bool affirms);
 /* What an unknown flag reads as: whether the thread's last kernel affirms. */
@@ -120,6 +132,11 @@ SmallKernel small_kernel(const char *name);
 /* Runs it; false when its inputs are not known, and then its result is not either. `parts` is the grid's height. */
 bool small_kernel_run(SmallKernel kernel, void **arguments, unsigned parts);
 
+/* What was launched may have written to any address that it was given: those among the words of a kernel's
+ * arguments, or in a list. */
+void arguments_touched(const void *arguments, size_t words);
+void arguments_listed(void *const *addresses, size_t count);
+
 /* Copies what host code reads from device memory: what is there, or what stands in for it. */
 void reads_answer(void *to, const void *from, size_t bytes);
 
@@ -130,8 +147,14 @@ int fill_words(void *to, uint32_t value, size_t words);
 /* A new opaque handle: unique, never NULL, never read through. */
 void *token(void);
 
+/* Devices are numbered as this process sees them (CUDA_VISIBLE_DEVICES), but for NVML and for what processes share:
+ * there each has the machine's own number. -1 is no device. */
+int device_count(void);
+int device_number(int device);
+int device_with_number(int number);
 int device_attribute(int attribute, int device, int *value);
-void device_uuid(int device, unsigned char bytes[16]);
+void device_uuid(int number, unsigned char bytes[16]);
+void device_uuid_text(int number, char *out, size_t size);
 
 /* A function that this library itself exports, or NULL. */
 void *own_symbol(const char *name);

@@ -23,8 +23,6 @@ _WRITE_S = 0.25
 """After the first two steps, the report is not written more often than this."""
 _MOST_ERRORS = 100
 """A program may survive its out-of-memory errors: those beyond this many are only counted."""
-_USED_NOW, _USED_HIGH = 7, 8
-"""Attributes of a memory pool, as the CUDA runtime numbers them."""
 
 Peaks = dict[str, Any]
 
@@ -36,19 +34,13 @@ class _Driver:
         self._process = ctypes.CDLL(None)
         self.virtual = hasattr(self._process, "memfit_vgpu_used")
         if self.virtual:
-            self._process.memfit_vgpu_used.restype = ctypes.c_size_t
-            self._process.memfit_vgpu_unknown_calls.restype = ctypes.c_size_t
-            self._process.memfit_vgpu_unknown_reads.restype = ctypes.c_size_t
+            for name in ("used_peak", "held_peak", "unknown_calls", "unknown_reads"):
+                getattr(self._process, f"memfit_vgpu_{name}").restype = ctypes.c_size_t
 
-    def used(self, device: int) -> tuple[int, int, bool]:
-        """Bytes in use on a device now and at most, and whether any were ever allocated."""
-        pool = ctypes.c_void_p()
-        now, high = ctypes.c_uint64(), ctypes.c_uint64()
-        self._process.cudaDeviceGetDefaultMemPool(ctypes.byref(pool), device)
-        self._process.cudaMemPoolGetAttribute(pool, _USED_NOW, ctypes.byref(now))
-        self._process.cudaMemPoolGetAttribute(pool, _USED_HIGH, ctypes.byref(high))
-        used = int(self._process.memfit_vgpu_used(device))
-        return used, used - now.value + high.value, high.value > 0
+    def used(self, device: int) -> tuple[int, bool]:
+        """Bytes in use on a device at most, by all processes of the run, and whether any by us."""
+        held = int(self._process.memfit_vgpu_held_peak(device))
+        return int(self._process.memfit_vgpu_used_peak(device)), held > 0
 
     def invented(self) -> tuple[int, list[str]]:
         """Calls whose results were invented, and the functions that were called."""
@@ -232,7 +224,7 @@ class _Watch:
         every = range(self._bindings._cuda_getDeviceCount())  # noqa: SLF001
         if not self._driver.virtual:
             return list(every)
-        return [device for device in every if self._driver.used(device)[2]]
+        return [device for device in every if self._driver.used(device)[1]]
 
     def _read(self, device: int) -> Peaks:
         """Read a device's counters; peaks reach back to before any reset by the program."""
@@ -263,7 +255,7 @@ class _Watch:
             for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
                 found[name] = max(found[name], before.get(name, 0))
             found["alloc_retries"] += before.get("alloc_retries", 0)
-        found["device_used_bytes"] = self._driver.used(device)[1] if self._driver.virtual else None
+        found["device_used_bytes"] = self._driver.used(device)[0] if self._driver.virtual else None
         return found
 
     def _fold_peaks(self) -> None:
