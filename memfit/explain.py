@@ -162,7 +162,6 @@ def limits_of(spec: ProbeSpec) -> tuple[str, ...]:
             "Where a size depends on values that kernels compute (masks, routing, early exits), "
             f"{spec.data_dependent:.0%} of the elements concerned count; the first such places "
             "are named.",
-            "cuDNN's benchmark mode needs timings that do not exist here; its heuristics choose.",
             f"The CUDA context is charged with {spec.device.context_source}.",
         ]
     if spec.device.kind is DeviceKind.CPU:

@@ -784,6 +784,18 @@ class RunError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunRead:
+    """A place at which a program read device memory whose value is not sure."""
+
+    where: str
+    """The innermost line that is not torch's: `train.py:12`."""
+    unknown: int
+    """Reads of what only a kernel could have written."""
+    changed: int
+    """Reads of what was written, and may have been changed by a kernel since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcess:
     """One process of a run that used the virtual device, as it saw itself."""
 
@@ -811,6 +823,16 @@ class RunProcess:
     """Those functions."""
     unknown_reads: int
     """Reads of device memory that only a kernel could have written; they were answered with 0."""
+    changed_reads: int = 0
+    """Reads of what was written and may have been changed by a kernel since: they were answered
+    with what was written."""
+    reads: tuple[RunRead, ...] = ()
+    """The first fifty places of both."""
+    benchmark: tuple[int, int, int] = (0, 0, 0)
+    """What cuDNN's benchmark mode left open: convolutions of which it tried several plans, and the
+    least and most workspace of the one whose plans differ most, in bytes."""
+    rounding_bytes: int = 0
+    """What of the peak rounds blocks of the driver's memory pools up to whole pages."""
     ending: Literal["exit", "exception", "signal"] | None
     """`exception` is one that nobody caught. None when it left no word: it was killed or crashed,
     and the figures are the last that it wrote."""

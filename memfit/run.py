@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import psutil
@@ -31,6 +32,7 @@ from memfit import __version__, virtual
 from memfit.devices.select import Choice, describe
 from memfit.errors import CannotJudge, UsageError
 from memfit.records import DeviceKind, DeviceSpec, RunProcess, RunResult, Source
+from memfit.virtual import words
 from memfit.virtual.build import find_torch
 
 _GRACE_S = 15.0
@@ -41,7 +43,7 @@ _POLL_S = 0.2
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_CHILD_SUBREAPER = 36
 _CUDNN_THAT_PLANS = (9, 8)
-_MANY = 5
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,10 +319,11 @@ def _limits(
         "executed, so a program that decides by computed values may take another way."
     )
     yield (
-        "Memory that depends on values (boolean masks, nonzero, routing, early exits) is not what "
-        "it would be on a real card."
+        "Known are small values (up to 64 KiB) that are copied to the device or filled in, and "
+        "what comparing, adding, joining, counting and reducing them gives. Memory that depends "
+        "on any other value (boolean masks, routing, early exits) is what it would be if nothing "
+        "counted; `memfit probe` can take another share."
     )
-    yield "cuDNN's benchmark mode needs timings that do not exist here; its heuristics choose."
     yield f"The CUDA context is charged with {device.context_source}."
     if _cudnn_is_old():
         yield (
@@ -329,8 +332,8 @@ def _limits(
         )
     if any((p.world_size or 1) > 1 for p in processes):
         yield (
-            "Ranks do not talk to each other: a collective answers at once, as if every rank held "
-            "the same, and the communication library's own buffers are not counted."
+            "Ranks exchange values of up to 64 KiB that are known; what else they send each other "
+            "arrives with unknown values. The communication library's own buffers are not counted."
         )
         yield (
             "DistributedDataParallel makes its buckets anew after the first backward, and another "
@@ -341,8 +344,8 @@ def _limits(
         sharing = [p.pid for p in processes if any(d.device == index for d in p.devices)]
         if len(sharing) > 1:
             yield (
-                f"{len(sharing)} processes used device {index}: each had its memory to itself, "
-                "where on a real card theirs add up while they run together."
+                f"{len(sharing)} processes used device {index}: `device used` is the most that "
+                "all processes of the run held together, and depends on when each of them ran."
             )
     built_for = find_torch()
     for process in processes:
@@ -355,19 +358,12 @@ def _limits(
 
 
 def _process_limits(process: RunProcess, built_for: str | None) -> Iterator[str]:
-    if process.invented:
-        shown = ", ".join(process.invented[:_MANY])
-        more = " and others" if len(process.invented) > _MANY else ""
-        yield (
-            f"{process.invented_calls} calls of process {process.pid} went to functions whose "
-            f"results the stand-in driver had to invent: {shown}{more}."
-        )
-    if process.unknown_reads:
-        yield (
-            f"Process {process.pid} read {process.unknown_reads} values from the device that only "
-            "a kernel could have computed, and got 0: where one of them decides how the program "
-            "goes on or how large a tensor is, its memory may be another on a card."
-        )
+    yield from words.invented(
+        process.invented_calls, process.invented, whose=f" of process {process.pid}"
+    )
+    yield from words.benchmark(*process.benchmark)
+    yield from words.pool(process.rounding_bytes)
+    yield from _read_limits(process)
     if process.ending is None or process.ending == "signal":
         yield (
             f"Process {process.pid} was ended before it could say so: its figures are those of "
@@ -383,6 +379,36 @@ def _process_limits(process: RunProcess, built_for: str | None) -> Iterator[str]
             f"Process {process.pid} ran torch {process.torch}, and the stand-in driver was built "
             f"for torch {built_for}."
         )
+
+
+def _read_limits(process: RunProcess) -> Iterator[str]:
+    """Say what the program read that is not known, and where."""
+    if process.unknown_reads:
+        yield (
+            f"Process {process.pid} read {process.unknown_reads:,} values from the device that "
+            f"only a kernel could have computed ({_places(process, 'unknown')}), and got 0, or a "
+            "check passed that something holds for all elements: where one of them decides how "
+            "the program goes on or how large a tensor is, its memory may be another on a card."
+        )
+    if process.changed_reads:
+        yield (
+            f"Process {process.pid} read {process.changed_reads:,} values that kernels may have "
+            f"changed since they were written ({_places(process, 'changed')}), and got what was "
+            "written."
+        )
+    if process.exception is not None and process.unknown_reads:
+        yield (
+            f"Process {process.pid} ended by {process.exception} after it had read values that "
+            "are not known: an error that comes of one of them would not happen on a card."
+        )
+
+
+def _places(process: RunProcess, kind: Literal["unknown", "changed"]) -> str:
+    """Name the first places of one kind of reads."""
+    found = [(read.where, times) for read in process.reads if (times := getattr(read, kind))]
+    shown = [where if times == 1 else f"{where}, {times:,} times" for where, times in found[:_FEW]]
+    left = len(found) - len(shown)
+    return "; ".join(shown) + (f"; and {left} other places" if left else "")
 
 
 def _cudnn_is_old() -> bool:

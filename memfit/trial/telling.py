@@ -57,9 +57,9 @@ def limits_of(model: Any, spec: TrialSpec, reads: TrialReads) -> list[str]:
     """What the virtual GPU knows that it did not know, one sentence each."""
     if spec.device.kind is not DeviceKind.VIRTUAL:
         return []
-    from memfit.virtual import control  # noqa: PLC0415
+    from memfit.virtual import control, words  # noqa: PLC0415
 
-    said = []
+    said: list[str] = []
     modules = model.modules() if hasattr(model, "modules") else ()
     convolves = any("Conv" in type(module).__name__ for module in modules)
     if convolves and not control.asks_cudnn():
@@ -67,11 +67,7 @@ def limits_of(model: Any, spec: TrialSpec, reads: TrialReads) -> list[str]:
             "The installed cuDNN is older than 9.8 and cannot plan for a device that is not "
             "there: the workspaces of convolutions are not counted."
         )
-    invented = control.unknown_names()
-    if invented:
-        shown = ", ".join(invented[:_FEW]) + (" and others" if len(invented) > _FEW else "")
-        said.append(
-            f"{control.unknown_calls()} calls went to functions whose results the stand-in "
-            f"driver had to invent: {shown}."
-        )
+    said += words.invented(control.unknown_calls(), control.unknown_names())
+    said += words.benchmark(*control.benchmarked())
+    said += words.pool(control.rounding_bytes())
     return [*said, *reads.limits()]

@@ -26,6 +26,10 @@ def _driver() -> ctypes.CDLL | None:
         process.memfit_vgpu_used.argtypes = [ctypes.c_int]
         process.memfit_vgpu_used.restype = ctypes.c_size_t
         process.memfit_vgpu_unknown_calls.restype = ctypes.c_size_t
+        process.memfit_vgpu_benchmarked.argtypes = [ctypes.POINTER(ctypes.c_size_t)] * 2
+        process.memfit_vgpu_benchmarked.restype = ctypes.c_size_t
+        process.memfit_vgpu_rounding.argtypes = [ctypes.c_int]
+        process.memfit_vgpu_rounding.restype = ctypes.c_size_t
         process.memfit_vgpu_unknown_names.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         process.memfit_vgpu_unknown_names.restype = ctypes.c_size_t
         _declare_reads(process)
@@ -105,6 +109,26 @@ def asks_cudnn() -> bool:
     then count no workspace.
     """
     return bool(_loaded().memfit_vgpu_cudnn_plans())
+
+
+def benchmarked() -> tuple[int, int, int]:
+    """Return what cuDNN's benchmark mode did.
+
+    Returns:
+        For how many convolutions several plans were tried; the least and most workspace, in
+        bytes, among those of the one whose plans differ most.
+    """
+    least, most = ctypes.c_size_t(), ctypes.c_size_t()
+    tried = _loaded().memfit_vgpu_benchmarked(ctypes.byref(least), ctypes.byref(most))
+    return int(tried), least.value, most.value
+
+
+def rounding_bytes(device: int = 0) -> int:
+    """Return how much of the most that was allocated is rounding up to pages of 2 MiB.
+
+    PyTorch's own allocator asks for whole pages; a driver's memory pools pack smaller blocks.
+    """
+    return int(_loaded().memfit_vgpu_rounding(device))
 
 
 def listen(listener: Listener | None) -> None:

@@ -56,7 +56,9 @@ _SCALARS = {
 _MAKES_HANDLE = re.compile(r"Create|Init$|Init_v2|Get\w*Handle|PlanMany|Plan1d|Subscribe")
 _HANDLE = re.compile(r"(_t|Handle|Prop)$|^CU[a-z]\w*$")
 _FILLS_POINTER = re.compile(r"Get|Create|Alloc|Host|Map|Load|Import|Open")
-_COMPUTES = re.compile(r"(cublas|cusolver|cusparse|cufft|curand|cudnn)(?!\w*(Create|Destroy|[SG]et[A-Z]|Size))")
+_COMPUTES = re.compile(
+    r"(cublas|cusolver|cusparse|cufft|curand|cudnn)(?!\w*(Create|Destroy|[SG]et[A-Z]|Size))"
+)
 """Functions that write to device memory whose address they are given."""
 _OUTPUT_NAME = re.compile(r"handle|out", re.IGNORECASE)
 

@@ -186,6 +186,10 @@ def test_a_compiled_optimizer_step_is_not_disturbed(desk: Desk) -> None:
     assert (ended.code, ended.out) == (0, "[]\n")
 
 
+def read_at(document: dict[str, Any]) -> str:
+    return str(only(document)["reads"][0]["where"])
+
+
 def test_values_that_nobody_computed_are_said_to_be_unknown(desk: Desk) -> None:
     document = desk.told(f"""
     {TRAIN}
@@ -194,7 +198,35 @@ def test_values_that_nobody_computed_are_said_to_be_unknown(desk: Desk) -> None:
     """)
     process = only(document)
     assert process["unknown_reads"] == 2
+    assert process["reads"] == [{"where": read_at(document), "unknown": 2, "changed": 0}]
+    assert read_at(document).endswith("train.py:14")
     assert any("read 2 values from the device" in limit for limit in document["limits"])
+    assert any(f"({read_at(document)}, 2 times)" in limit for limit in document["limits"])
+
+
+def test_known_values_on_the_device_steer_the_program_as_on_a_card(desk: Desk) -> None:
+    document = desk.told("""
+    import torch
+    weight = torch.nn.Parameter(torch.zeros(1024, 1024, device="cuda"))
+    rate = torch.tensor(1e-3, device="cuda")
+    optimizer = torch.optim.AdamW([weight], lr=rate, capturable=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=1)
+    for _ in range(2):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 32
+    lengths = torch.tensor([3, 0, 2], device="cuda")
+    tokens = torch.arange(3, device="cuda")
+    assert tokens[lengths > 0].shape[0] == 2
+    done = torch.zeros((), dtype=torch.long, device="cuda")
+    while done < 5:
+        done += 1
+    assert done.item() == 5
+    """)
+    process = only(document)
+    assert (process["exit_status"], process["optimizer_steps"]) == (0, 2)
+    assert process["unknown_reads"] == 0  # and whether a gradient overflowed may have changed
 
 
 def test_every_line_with_a_figure_says_that_it_is_virtual(desk: Desk) -> None:

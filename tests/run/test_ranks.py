@@ -56,7 +56,7 @@ def test_two_ranks_of_ddp_under_torchrun_agree_with_theory(desk: Desk) -> None:
         # inputs that forward saved, and the gradients at both sides of that layer.
         peak = before + momentum + LAYER + (LAYERS + 2) * ACTIVATION + SCALARS
         assert seen["end"]["peak_allocated_bytes"] == peak
-    assert any("Ranks do not talk to each other" in limit for limit in document["limits"])
+    assert any("Ranks exchange values of up to 64 KiB" in limit for limit in document["limits"])
 
 
 FSDP = f"""

@@ -82,7 +82,7 @@ def test_a_fork_after_importing_torch_is_safe(nursery):
         pid = os.fork()
         if pid == 0:
             x = torch.ones(4, device="cuda")
-            os._exit(7 if x.sum().item() == 0 and torch.cuda.memory_allocated() > 0 else 1)
+            os._exit(7 if x.sum().item() == 4 and torch.cuda.memory_allocated() > 0 else 1)
         print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
     """
     assert nursery.value(code) == 7

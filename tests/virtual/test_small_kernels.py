@@ -98,7 +98,7 @@ def test_a_number_that_a_kernel_computes_does_not_read_as_one_that_lay_there_bef
 large = torch.randn(1024, 1024, device=d)
 seen = []
 for value in (7, 8.0, True):
-    for compute in (torch.sum, torch.argmax, torch.mean, torch.linalg.norm, lambda x: (x[0] @ x[1])):
+    for compute in (torch.sum, torch.argmax, torch.mean, torch.linalg.norm, lambda x: x[0] @ x[1]):
         old = torch.tensor(value, device=d)
         compute(large)  # its temporary memory is at hand from now on
         place = old.data_ptr()

@@ -33,6 +33,8 @@ API size_t memfit_vgpu_used(int device) { return memory_used(device); }
 API size_t memfit_vgpu_used_peak(int device) { return memory_used_peak(device); }
 /* The most that this process held beside its context. */
 API size_t memfit_vgpu_held_peak(int device) { return memory_held_peak(device); }
+/* How much of that was rounding up to whole pages, which a card's own memory pools do not do for each block. */
+API size_t memfit_vgpu_rounding(int device) { return memory_rounding(device); }
 
 /* Calls whose results were invented, and the names of the functions, one to a line. */
 API size_t memfit_vgpu_unknown_calls(void) {

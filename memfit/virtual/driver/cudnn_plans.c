@@ -188,6 +188,7 @@ API int cudnnBackendSetAttribute(Descriptor descriptor, int attribute, int type,
 }
 
 API int cudnnBackendFinalize(Descriptor descriptor) {
+    benchmark_arguments_made(descriptor);
     if (!asks_real() || defer(descriptor)) return SUCCESS;
     forget(descriptor);
     return real.finalize(descriptor);
@@ -233,8 +234,11 @@ API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type,
     return invent(attribute, type, room, count, values);
 }
 
-API int cudnnBackendExecute(UNUSED void *handle, UNUSED Descriptor plan, UNUSED Descriptor pack) {
+API int cudnnBackendExecute(UNUSED void *handle, Descriptor plan, Descriptor pack) {
+    int64_t workspace = 0, count;
     values_kernel_ran(false);
+    if (asks_real() && cudnnBackendGetAttribute(plan, PLAN_WORKSPACE, TYPE_INT64, 1, &count, &workspace) == SUCCESS)
+        benchmark_executed(plan, pack, (size_t)workspace);
     return SUCCESS;
 }
 

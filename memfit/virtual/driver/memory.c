@@ -19,6 +19,7 @@
 typedef struct {
     char *start;
     size_t bytes;
+    size_t rounding; /* of these bytes, what was not asked for */
 } Block;
 
 typedef struct {
@@ -37,6 +38,7 @@ static Space devices[MAX_DEVICES]; /* ordinary allocations */
 static Space reserved;             /* address ranges into which physical memory is mapped */
 static Space pinned;               /* host memory that is page-locked; it has no base of its own */
 static size_t used[MAX_DEVICES], peak[MAX_DEVICES]; /* without the context */
+static size_t rounding[MAX_DEVICES], peak_rounding[MAX_DEVICES]; /* part of it */
 static bool opened[MAX_DEVICES];   /* this process has a context on the device */
 static _Atomic uintptr_t lowest, highest; /* the stretch that holds all spaces */
 static bool touched;               /* something was allocated, so sizes are settled */
@@ -70,20 +72,21 @@ static bool insert(Space *space, size_t index, char *start, size_t bytes) {
         space->capacity = capacity;
     }
     memmove(&space->blocks[index + 1], &space->blocks[index], (space->count - index) * sizeof(Block));
-    space->blocks[index] = (Block){start, bytes};
+    space->blocks[index] = (Block){start, bytes, 0};
     space->count++;
     return true;
 }
 
-/* Removes the block that starts at the address; 0 when there is none. */
-static size_t take_out(Space *space, const void *address) {
+/* Removes the block that starts at the address and returns it; an empty one when there is none. */
+static Block take_out(Space *space, const void *address) {
     const Block *block = holder(space, address);
-    if (block == NULL || block->start != (const char *)address) return 0;
-    size_t index = (size_t)(block - space->blocks), bytes = block->bytes;
+    if (block == NULL || block->start != (const char *)address) return (Block){0};
+    size_t index = (size_t)(block - space->blocks);
+    Block taken = *block;
     memmove(&space->blocks[index], &space->blocks[index + 1], (space->count - index - 1) * sizeof(Block));
     space->count--;
     if (index < space->packed) space->packed = index;
-    return bytes;
+    return taken;
 }
 
 static bool open_space(Space *space, size_t bytes) {
@@ -125,7 +128,10 @@ static int charge(int device, size_t bytes) {
     touched = opened[device] = true;
     if (bytes > c->total - c->context - used[device] || !hold(device, used[device] + bytes)) return OUT_OF_MEMORY;
     used[device] += bytes;
-    if (used[device] > peak[device]) peak[device] = used[device];
+    if (used[device] > peak[device]) {
+        peak[device] = used[device];
+        peak_rounding[device] = rounding[device];
+    }
     return SUCCESS;
 }
 
@@ -139,8 +145,11 @@ int memory_allocate(int device, size_t bytes, void **out) {
     *out = NULL;
     if (bytes == 0) return SUCCESS;
     if (bytes > TIB) return OUT_OF_MEMORY;
+    size_t asked = bytes;
     bytes = round_up(bytes);
     pthread_mutex_lock(&lock);
+    bool exists = device >= 0 && device < device_count();
+    if (exists) rounding[device] += bytes - asked;
     int status = charge(device, bytes);
     if (status == SUCCESS) {
         Space *space = &devices[device];
@@ -148,8 +157,11 @@ int memory_allocate(int device, size_t bytes, void **out) {
         if (*out == NULL) {
             discharge(device, bytes);
             status = OUT_OF_MEMORY;
+        } else {
+            space->blocks[above(space, *out) - 1].rounding = bytes - asked;
         }
     }
+    if (exists && status != SUCCESS) rounding[device] -= bytes - asked;
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -161,7 +173,9 @@ int memory_free(void *address) {
     size_t bytes = 0;
     pthread_mutex_lock(&lock);
     for (int device = 0; device < MAX_DEVICES && bytes == 0; device++) {
-        bytes = take_out(&devices[device], address);
+        Block taken = take_out(&devices[device], address);
+        bytes = taken.bytes;
+        rounding[device] -= taken.rounding;
         discharge(device, bytes);
         /* Wiped under the lock: another thread may be given these addresses next. */
         if (bytes) memory_wipe(address, bytes);
@@ -181,7 +195,7 @@ int memory_reserve(size_t bytes, void **out) {
 
 int memory_unreserve(void *address) {
     pthread_mutex_lock(&lock);
-    size_t bytes = take_out(&reserved, address);
+    size_t bytes = take_out(&reserved, address).bytes;
     if (bytes) memory_wipe(address, bytes);
     pthread_mutex_unlock(&lock);
     return bytes ? SUCCESS : INVALID_VALUE;
@@ -211,6 +225,8 @@ static size_t locked(const size_t *figures, int device) {
 size_t memory_held(int device) { return locked(used, device); }
 
 size_t memory_held_peak(int device) { return locked(peak, device); }
+
+size_t memory_rounding(int device) { return locked(peak_rounding, device); }
 
 /* Where others may look at the device, a context counts from the first use on; a process alone has one anyway. */
 size_t memory_context(int device) { return opened[device] || !machine_shared() ? card()->context : 0; }
@@ -286,7 +302,7 @@ int host_register(void *address, size_t bytes) {
 
 int host_unregister(void *address) {
     pthread_mutex_lock(&lock);
-    size_t bytes = take_out(&pinned, address);
+    size_t bytes = take_out(&pinned, address).bytes;
     pthread_mutex_unlock(&lock);
     return bytes ? SUCCESS : NOT_REGISTERED;
 }

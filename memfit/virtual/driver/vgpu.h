@@ -82,6 +82,8 @@ size_t memory_used(int device);
 size_t memory_used_peak(int device);
 size_t memory_held(int device);
 size_t memory_held_peak(int device);
+/* How much of the most that this process held was rounding up to whole pages. */
+size_t memory_rounding(int device);
 /* Makes this process's context count, as the first use of a device does; and what it counts now. */
 void memory_open_context(int device);
 size_t memory_context(int device);
@@ -143,6 +145,10 @@ void reads_answer(void *to, const void *from, size_t bytes);
 int copy_bytes(void *to, const void *from, size_t bytes);
 int fill_bytes(void *to, int value, size_t bytes);
 int fill_words(void *to, uint32_t value, size_t words);
+
+/* What cuDNN's benchmark mode tries: a plan with its arguments, and arguments that are new. */
+void benchmark_executed(const void *plan, const void *with, size_t workspace);
+void benchmark_arguments_made(const void *descriptor);
 
 /* A new opaque handle: unique, never NULL, never read through. */
 void *token(void);

@@ -16,11 +16,16 @@ import json
 import os
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 _WRITE_S = 0.25
 """After the first two steps, the report is not written more often than this."""
+_MOST_PLACES = 50
+"""Of the places at which a program reads what is not known, the first so many are told."""
+_CHANGED, _UNKNOWN = 1, 2
+"""Kinds of reads, as the stand-in driver numbers them."""
 _MOST_ERRORS = 100
 """A program may survive its out-of-memory errors: those beyond this many are only counted."""
 
@@ -32,9 +37,10 @@ class _Driver:
 
     def __init__(self) -> None:
         self._process = ctypes.CDLL(None)
+        self._listener: object = None  # kept, because the driver holds no reference to it
         self.virtual = hasattr(self._process, "memfit_vgpu_used")
         if self.virtual:
-            for name in ("used_peak", "held_peak", "unknown_calls", "unknown_reads"):
+            for name in ("used_peak", "held_peak", "unknown_calls", "benchmarked", "rounding"):
                 getattr(self._process, f"memfit_vgpu_{name}").restype = ctypes.c_size_t
 
     def used(self, device: int) -> tuple[int, bool]:
@@ -51,9 +57,72 @@ class _Driver:
         calls = int(self._process.memfit_vgpu_unknown_calls())
         return calls, text.value.decode().split()
 
-    def unknown_reads(self) -> int:
-        """Reads, by the program, of what only a kernel could have written."""
-        return int(self._process.memfit_vgpu_unknown_reads()) if self.virtual else 0
+    def benchmark(self) -> list[int]:
+        """What cuDNN's benchmark mode tried, and the least and most workspace of one choice."""
+        if not self.virtual:
+            return [0, 0, 0]
+        least, most = ctypes.c_size_t(), ctypes.c_size_t()
+        tried = self._process.memfit_vgpu_benchmarked(ctypes.byref(least), ctypes.byref(most))
+        return [int(tried), least.value, most.value]
+
+    def rounding(self, devices: list[int]) -> int:
+        """Bytes of the devices' peaks that round blocks up to whole pages."""
+        if not self.virtual:
+            return 0
+        return max((int(self._process.memfit_vgpu_rounding(d)) for d in devices), default=0)
+
+    def listen(self, heard: Callable[[int, int], None] | None) -> None:
+        """Have a function told of every read of device memory by the host, or nobody."""
+        if self.virtual:
+            kind = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)
+            self._listener = kind() if heard is None else kind(heard)
+            self._process.memfit_vgpu_listen(self._listener)
+
+
+class _Reads:
+    """The program's reads of device memory whose value is not sure, by place."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = os.path.dirname(torch.__file__)  # noqa: PTH120
+        # Drawing random numbers again until they lie within bounds, and comparing what ranks
+        # hold, goes well with any value.
+        self._harmless = tuple(
+            f"{self._torch}/{name}"
+            for name in ("nn/init.py", "distributed/", "nn/parallel/distributed.py")
+        )
+        self.totals = [0, 0]
+        self.places: dict[str, list[int]] = {}
+
+    def heard(self, _size: int, kind: int) -> None:
+        """Count a read where it happens."""
+        if kind not in (_CHANGED, _UNKNOWN):
+            return
+        where = self._place()
+        if where is None:
+            return
+        index = 0 if kind == _UNKNOWN else 1
+        self.totals[index] += 1
+        if where in self.places or len(self.places) < _MOST_PLACES:
+            self.places.setdefault(where, [0, 0])[index] += 1
+
+    def _place(self) -> str | None:
+        """The innermost line that is not torch's; None for a read that decides nothing."""
+        frame: types.FrameType | None = sys._getframe(1)  # noqa: SLF001
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith(self._harmless):
+                return None
+            if name != __file__ and not name.startswith((self._torch, "<")):
+                return f"{'/'.join(name.split('/')[-2:])}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "the backward pass"
+
+    def report(self) -> list[dict[str, Any]]:
+        """What was read where."""
+        return [
+            {"where": where, "unknown": unknown, "changed": changed}
+            for where, (unknown, changed) in self.places.items()
+        ]
 
 
 class _Watch:
@@ -69,6 +138,8 @@ class _Watch:
     def _start(self) -> None:
         """Begin with nothing seen: in a new process, or in a fork, which is one of its own."""
         self._pid = os.getpid()
+        self._reads = _Reads(self._torch)
+        self._driver.listen(self._reads.heard)
         self._name = f"{self._pid}-{time.time_ns()}.json"
         self._steps = 0
         self._stepping: list[int] = []
@@ -202,6 +273,7 @@ class _Watch:
         self._write()
 
     def _at_exit(self) -> None:
+        self._driver.listen(None)  # nothing can be asked of an interpreter that has ended
         self._ending = "exit"
         uncaught = getattr(sys, "last_type", None)
         if uncaught is not None:
@@ -305,7 +377,11 @@ class _Watch:
             "out_of_memory_count": self._error_count,
             "invented_calls": calls,
             "invented": names,
-            "unknown_reads": self._driver.unknown_reads(),
+            "unknown_reads": self._reads.totals[0],
+            "changed_reads": self._reads.totals[1],
+            "reads": self._reads.report(),
+            "benchmark": self._driver.benchmark(),
+            "rounding_bytes": self._driver.rounding(self._devices()),
             "ending": self._ending,
             "exit_status": self._exit_status,
             "exception": self._exception,
