@@ -13,7 +13,6 @@ from memfit.trial.protocol import WorkerFailure
 from memfit.trial.reads import TrialReads
 from memfit.workload import user_traceback
 
-_FEW = 5
 _NEARLY_FULL_SHARE = 0.05
 
 

@@ -196,7 +196,7 @@ def test_many_processes_at_once_never_hold_more_than_there_is(machine):
             )
             for _ in range(4)
         ]
-        held = [json.loads(process.stdout.readline())[0] for process in processes]
+        held = [json.loads(str(p.stdout and p.stdout.readline()))[0] for p in processes]
         for process in processes:
             process.kill()
     assert 21 <= sum(held) <= 23  # 24 GiB, less one to four contexts
