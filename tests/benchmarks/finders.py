@@ -1,12 +1,12 @@
-"""Other finders on the same workload; each is run as a process of its own by `peers`.
+"""Other finders on the same workloads; each is run as a process of its own by `peers`.
 
-    python -m tests.benchmarks.finders lightning-power examples/gpt2.py --result FILE
+    python -m tests.benchmarks.finders lightning-power transformer --result FILE
 
 The process has to be on a virtual GPU already (`memfit.virtual.prepare`). The finders get the
 workload's own model, built on the device as a trial builds it (on the host, filling 124 million
-parameters would cost them a second each time), its loss and optimizer, data that costs nothing, and
-their own defaults. They
-write what they tried and what they answered; nothing about how they search is changed.
+parameters would cost them a second each time), its loss and optimizer, one example over and over,
+and their own defaults. They write what they tried and what they answered; nothing about how they
+search is changed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ STARTED = time.monotonic()
 
 import torch  # noqa: E402 - the import is part of what is timed
 from torch import Tensor  # noqa: E402
+from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
+from memfit.records import Precision  # noqa: E402
 from memfit.workload import Workload, load  # noqa: E402
+from tests.benchmarks.cases import CASES  # noqa: E402
 
 ACCUMULATION_STEPS = 2
 """The least with which gradients are resident while a microbatch runs."""
@@ -61,20 +64,35 @@ class Tally:
         return value
 
 
-class Rows(Dataset[Tensor]):
+class Rows(Dataset[Any]):
     """One example, over and over."""
 
     def __init__(self, workload: Workload) -> None:
-        self.row = workload.batch(1)[0]
+        self.row = tree_map(lambda tensor: tensor[0], workload.batch(1))
 
     def __len__(self) -> int:
         return EXAMPLES
 
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index: int) -> Any:
         return self.row
 
 
-def lightning(workload: Workload, tally: Tally, *, folder: Path, **how: Any) -> int | None:
+def examples_in(batch: Any) -> int:
+    """Count the examples of a microbatch."""
+    return int(tree_leaves(batch)[0].shape[0])
+
+
+LIGHTNING: dict[Precision, Any] = {
+    Precision.FP32: "32-true",
+    Precision.BF16: "bf16-mixed",
+    Precision.FP16: "16-mixed",
+}
+ACCELERATE = {Precision.FP32: "no", Precision.BF16: "bf16", Precision.FP16: "fp16"}
+
+
+def lightning(
+    workload: Workload, precision: Precision, tally: Tally, *, folder: Path, **how: Any
+) -> int | None:
     """Ask Lightning's tuner, with its defaults but for what `how` holds."""
     from lightning import LightningModule, Trainer
     from lightning.pytorch.tuner import Tuner, batch_size_scaling
@@ -93,11 +111,11 @@ def lightning(workload: Workload, tally: Tally, *, folder: Path, **how: Any) -> 
             if self.model is None:  # on the device already, as the trainer calls this
                 self.model = workload.model()
 
-        def train_dataloader(self) -> DataLoader[Tensor]:
+        def train_dataloader(self) -> DataLoader[Any]:
             return DataLoader(Rows(workload), batch_size=self.batch_size)
 
-        def training_step(self, batch: Tensor, _index: int) -> Tensor:
-            tally.examples += batch.shape[0]
+        def training_step(self, batch: Any, _index: int) -> Tensor:
+            tally.examples += examples_in(batch)
             return workload.loss(self.model, batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -113,7 +131,7 @@ def lightning(workload: Workload, tally: Tally, *, folder: Path, **how: Any) -> 
     trainer = Trainer(
         accelerator="gpu",
         devices=1,
-        precision="bf16-mixed",
+        precision=LIGHTNING[precision],
         accumulate_grad_batches=ACCUMULATION_STEPS,
         max_epochs=1,
         logger=False,
@@ -126,14 +144,14 @@ def lightning(workload: Workload, tally: Tally, *, folder: Path, **how: Any) -> 
     return answer
 
 
-def accelerate(workload: Workload, tally: Tally, **how: Any) -> int:
+def accelerate(workload: Workload, precision: Precision, tally: Tally, **how: Any) -> int:
     """Ask accelerate's decorator around a user's own loop, as its examples write it."""
     from accelerate import Accelerator
     from accelerate.utils import find_executable_batch_size
 
     tally.ready()
     accelerator = Accelerator(
-        mixed_precision="bf16", gradient_accumulation_steps=ACCUMULATION_STEPS
+        mixed_precision=ACCELERATE[precision], gradient_accumulation_steps=ACCUMULATION_STEPS
     )
 
     def train(batch_size: int) -> int:
@@ -148,7 +166,7 @@ def accelerate(workload: Workload, tally: Tally, **how: Any) -> int:
             if index == GROUPS * ACCUMULATION_STEPS:
                 break
             with accelerator.accumulate(model):
-                tally.examples += batch.shape[0]
+                tally.examples += examples_in(batch)
                 loss = workload.loss(model, batch)
                 accelerator.backward(loss)
                 optimizer.step()
@@ -167,38 +185,36 @@ def accelerate(workload: Workload, tally: Tally, **how: Any) -> int:
 FINDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "lightning-power": ("lightning", {"mode": "power"}),
     "lightning-binsearch": ("lightning", {"mode": "binsearch"}),
-    "lightning-binsearch-margin-0": ("lightning", {"mode": "binsearch", "margin": 0.0}),
     "accelerate": ("accelerate", {}),
 }
 
 
 def ask(
-    finder: str, workload: Workload, tally: Tally, folder: Path, start: int | None
+    finder: str, workload: Workload, precision: Precision, tally: Tally, folder: Path
 ) -> int | None:
-    """Ask one finder; `start` replaces its own first size."""
+    """Ask one finder."""
     library, how = FINDERS[finder]
     if library == "lightning":
-        first = {} if start is None else {"init_val": start}
-        return lightning(workload, tally, folder=folder, **how, **first)
-    return accelerate(workload, tally, **({} if start is None else {"starting_batch_size": start}))
+        return lightning(workload, precision, tally, folder=folder, **how)
+    return accelerate(workload, precision, tally, **how)
 
 
 def main() -> None:
     """Run one finder and write what it did."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.finders")
     parser.add_argument("finder", choices=FINDERS)
-    parser.add_argument("target")
-    parser.add_argument("--start", type=int, help="first size to try, instead of its own")
+    parser.add_argument("case", choices=CASES)
     parser.add_argument("--result", type=Path, required=True)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    workload = load(asked.target, {}).make()
+    case = CASES[asked.case]
+    workload = load(case.target, case.parameters).make()
     tally = Tally()
     failure: str | None = None
     answer: int | None = None
     try:
-        answer = ask(asked.finder, workload, tally, asked.result.parent, asked.start)
+        answer = ask(asked.finder, workload, case.precision, tally, asked.result.parent)
     except Exception as error:  # noqa: BLE001 - a finder that fails has a result too
         failure = f"{type(error).__name__}: {error}"
     asked.result.write_text(

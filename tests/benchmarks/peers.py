@@ -1,31 +1,31 @@
-"""memfit beside other batch size finders: time, trials and answers on one workload.
+"""memfit beside other batch size finders: time, trials and answers on eight workloads.
 
     pip install -e '.[bench]'
-    python -m tests.benchmarks.peers --markdown reports/speed.md
+    python -m tests.benchmarks.peers --store speed.jsonl --markdown reports/speed.md
 
-Every finder runs as a whole process on the same virtual card with the same limit. Its answer is
-then run by a full-group trial in a fresh process, and held against a scan of every size. Runs take
-turns, so that a busy machine slows all of them alike.
+Every finder runs as a whole process on the same virtual card with the same limit. Runs take turns,
+so that a busy machine slows all of them alike. Then every size is tried one by one, which is the
+truth that answers are held against, and each answer runs 20 groups in a fresh process. What is
+finished is kept in the store, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.metadata
 import json
 import os
 import platform
 import resource
-import statistics
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -33,29 +33,37 @@ import psutil
 from memfit import virtual
 from memfit.batch import UNSPLIT_ACCUMULATION_STEPS, candidates
 from memfit.devices.select import choose, describe
-from memfit.probe import worker_environment
-from memfit.records import Policy, Precision, ProbeResult, Split, TrialResult, Verdict, from_json
+from memfit.question import worker_environment
+from memfit.records import Policy, ProbeResult, Split, TrialResult, Verdict, from_json
 from memfit.units import format_bytes
-from tests.benchmarks.scan import Row, Scanner, Setting, holes, scanner
+from tests.benchmarks.cases import CASES
+from tests.benchmarks.scan import Row, Scanner, Setting, scanner
 
-SETTING = Setting()
-MEMFIT_EXACT = "memfit, logical batch"
-MEMFIT_OPEN = "memfit"
+MEMFIT = "memfit"
 PEERS = {
     "Lightning, power": "lightning-power",
     "Lightning, binsearch": "lightning-binsearch",
-    "Lightning, binsearch, margin 0": "lightning-binsearch-margin-0",
     "accelerate": "accelerate",
 }
-FRESH = ("Lightning, power", "accelerate")
-"""One finder for each loop, started once more with the largest size that fits."""
+FINDERS = (MEMFIT, *PEERS)
 PACKAGES = ("memfit", "torch", "lightning", "accelerate")
+GROUPS = 20
+"""Groups that an answer has to survive."""
+BEYOND = 3
+"""Sizes in a row whose need alone is above the limit, at which a scan ends."""
+DEADLINE_S = 600.0
+"""A finder that takes longer is ended."""
+PHASES_OF = "transformer"
+"""The workload whose probe is taken apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One finder, once."""
+    """One finder on one workload, once."""
 
+    case: str
+    finder: str
+    turn: int
     wall_s: float
     """From the start of the process to its end."""
     cpu_s: float
@@ -69,79 +77,104 @@ class Run:
     """Examples that went into a forward pass."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Finder:
-    """All runs of a finder, and what became of its answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survival:
+    """What became of an answer in a fresh process."""
 
-    name: str
-    runs: list[Run] = field(default_factory=list)
-    survives: bool | None = None
-    """Whether the answer ran full groups in a fresh process."""
-    keeps: bool | None = None
-    """Whether equal microbatches of the answer make up the logical batch."""
-    largest: bool | None = None
-    """Whether it is the largest size that survives."""
-    largest_exact: bool | None = None
-    """Whether it is the largest one that keeps the logical batch."""
+    case: str
+    answer: int
+    verdict: Verdict
+    groups_run: int
+    text: str
 
     @property
-    def run(self) -> Run:
-        """The first run; the virtual GPU gives the same answer every time, which is checked."""
-        return self.runs[0]
-
-    @property
-    def steady(self) -> bool:
-        """Whether all runs tried the same sizes and answered the same."""
-        return len({(run.answer, run.sizes) for run in self.runs}) == 1
-
-    def median(self, name: str) -> float:
-        """Return the median over the runs."""
-        return statistics.median(getattr(run, name) for run in self.runs)
+    def survives(self) -> bool:
+        """Whether all groups ran."""
+        return self.verdict is Verdict.FITS and self.groups_run >= GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What trying every size showed."""
+    """What trying every size of one workload showed."""
 
-    integers: tuple[Row, ...]
-    """Every size, in groups of two microbatches."""
-    divisors: tuple[Row, ...]
-    """Every divisor of the logical batch, in full groups."""
+    case: str
+    limit_bytes: int
+    rows: tuple[Row, ...]
 
     @property
     def largest(self) -> int | None:
         """The largest size that fits."""
-        return _largest(self.integers)
-
-    @property
-    def largest_exact(self) -> int | None:
-        """The largest size that fits and keeps the logical batch."""
-        return _largest(self.divisors)
+        return max((row.microbatch for row in self.rows if row.fits), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Benchmark:
-    """Everything that was measured."""
+class Phases:
+    """The steps of one probe, with their seconds."""
 
-    finders: list[Finder]
-    truth: Truth
-    logical_batch: int
-    limit_bytes: int
+    turn: int
+    steps: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What is measured on."""
+
+    versions: str
     build_s: float
     """Seconds of building the virtual GPU's driver, once per installation."""
-    fresh: Mapping[str, bool]
-    """Whether a peer's own loop runs the largest size that fits, when it starts with it."""
-    imports: Mapping[str, float]
-    """Seconds until the libraries were imported, by finder."""
-    phases: Sequence[Mapping[str, Any]]
-    load: tuple[float, float]
-    """Load average of the machine before and after."""
-    versions: str
-    """The packages and the machine."""
+    load: float
+    """Load average when the measurement began."""
 
 
-def _largest(rows: Sequence[Row]) -> int | None:
-    return max((row.microbatch for row in rows if row.fits), default=None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A line of the store: one of these."""
+
+    run: Run | None = None
+    survival: Survival | None = None
+    truth: Truth | None = None
+    phases: Phases | None = None
+    machine: Machine | None = None
+
+
+class Store:
+    """A file with one entry a line, so that a measurement can be interrupted and go on."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there."""
+        self._path = path
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        self.entries = [msgspec.json.decode(line, type=Entry) for line in lines]
+
+    def add(self, entry: Entry) -> None:
+        """Keep an entry."""
+        self.entries.append(entry)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(entry) + b"\n")
+
+    @property
+    def machine(self) -> Machine | None:
+        """Return what was measured on."""
+        return next((e.machine for e in self.entries if e.machine), None)
+
+    def runs(self, case: str, finder: str) -> list[Run]:
+        """Return the runs of a finder on a workload."""
+        found = [e.run for e in self.entries if e.run]
+        return [r for r in found if (r.case, r.finder) == (case, finder)]
+
+    def truth(self, case: str) -> Truth | None:
+        """Return the truth of a workload, where it is known."""
+        return next((e.truth for e in self.entries if e.truth and e.truth.case == case), None)
+
+    def survival(self, case: str, answer: int | None) -> Survival | None:
+        """Return what became of an answer."""
+        found = [e.survival for e in self.entries if e.survival]
+        return next((s for s in found if (s.case, s.answer) == (case, answer)), None)
+
+    def phases(self) -> list[dict[str, float]]:
+        """Return the steps of the probes that were taken apart."""
+        return [e.phases.steps for e in self.entries if e.phases]
 
 
 # -- running -------------------------------------------------------------------------------------
@@ -153,29 +186,50 @@ def timed(
     """Run a process to its end; return it, its seconds and its processor seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.Popen(
         command,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
+        start_new_session=True,
     )
+    try:
+        said, complained = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, complained = process.communicate()
+        complained += f"\nended after {DEADLINE_S:.0f} s"
+    done = subprocess.CompletedProcess(command, process.returncode, said, complained)
     wall = time.monotonic() - began
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return done, wall, cpu
 
 
-def run_memfit(folder: Path, logical_batch: int | None) -> Run:
+def probe_words(setting: Setting) -> list[str]:
+    """Return the words of the `memfit probe` that is measured."""
+    words = ["probe", setting.target, "--device", setting.card]
+    words += ["--precision", setting.precision.value]
+    return words + [
+        word for name, value in setting.parameters.items() for word in ("--set", f"{name}={value}")
+    ]
+
+
+def run_memfit(case: str, turn: int, folder: Path) -> Run:
     """Run `memfit probe` as its user does, report included."""
     out = folder / "probe"
-    command = [sys.executable, "-m", "memfit", *probe_words(logical_batch), "--out", str(out)]
+    command = [sys.executable, "-m", "memfit", *probe_words(CASES[case]), "--out", str(out)]
     done, wall, cpu = timed(command, {})
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
-    result = from_json((out / "memfit.json").read_bytes(), ProbeResult, origin="memfit.json")
+    path = out / "memfit.json"
+    if done.returncode or not path.exists():
+        return _failed(case, MEMFIT, turn, wall, cpu, done.stderr)
+    result = from_json(path.read_bytes(), ProbeResult, origin="memfit.json")
     return Run(
+        case=case,
+        finder=MEMFIT,
+        turn=turn,
         wall_s=wall,
         cpu_s=cpu,
         answer=result.split.microbatch,
@@ -186,11 +240,20 @@ def run_memfit(folder: Path, logical_batch: int | None) -> Run:
     )
 
 
-def probe_words(logical_batch: int | None) -> list[str]:
-    """Return the words of the `memfit probe` that is measured."""
-    words = ["probe", SETTING.target, "--device", SETTING.card]
-    words += ["--precision", SETTING.precision.value]
-    return words if logical_batch is None else [*words, "--logical-batch", str(logical_batch)]
+def _failed(case: str, finder: str, turn: int, wall: float, cpu: float, said: str) -> Run:
+    lines = [line for line in said.splitlines() if line.strip()]
+    return Run(
+        case=case,
+        finder=finder,
+        turn=turn,
+        wall_s=wall,
+        cpu_s=cpu,
+        answer=None,
+        failure=lines[-1][-300:] if lines else "it ended without a word",
+        sizes=(),
+        fitted=(),
+        examples=0,
+    )
 
 
 def examples_of(trial: TrialResult) -> int:
@@ -201,20 +264,23 @@ def examples_of(trial: TrialResult) -> int:
     return (evidence.group - 1) * sum(sizes) + sum(sizes[: evidence.microbatch_index or len(sizes)])
 
 
-def run_peer(
-    folder: Path, finder: str, environment: Mapping[str, str], *, start: int | None = None
-) -> tuple[Run, float]:
-    """Run another finder; return also the seconds until its libraries were imported."""
+def run_peer(case: str, finder: str, turn: int, folder: Path) -> Run:
+    """Run another finder."""
+    setting = CASES[case]
+    choice = choose(setting.card)
+    device = describe(choice, memory_limit=setting.memory_limit, headroom=setting.headroom)
     path = folder / "result.json"
-    command = [sys.executable, "-m", "tests.benchmarks.finders", finder, SETTING.target]
-    command += [] if start is None else ["--start", str(start)]
-    done, wall, cpu = timed([*command, "--result", str(path)], environment)
+    command = [sys.executable, "-m", "tests.benchmarks.finders", PEERS[finder], case]
+    done, wall, cpu = timed([*command, "--result", str(path)], worker_environment(choice, device))
     if done.returncode or not path.exists():
-        raise SystemExit(f"{finder} ended with {done.returncode}\n{done.stderr[-3000:]}")
+        return _failed(case, finder, turn, wall, cpu, done.stderr)
     said = json.loads(path.read_text())
-    if said["total_bytes"] != int(environment["MEMFIT_VGPU_CARD"].split("total=")[1].split(";")[0]):
+    if said["total_bytes"] != device.limit_bytes:
         raise SystemExit(f"{finder} ran on a device of {said['total_bytes']} bytes")
-    run = Run(
+    return Run(
+        case=case,
+        finder=finder,
+        turn=turn,
         wall_s=wall,
         cpu_s=cpu,
         answer=said["answer"],
@@ -223,64 +289,81 @@ def run_peer(
         fitted=tuple(trial["fits"] for trial in said["trials"]),
         examples=said["examples"],
     )
-    return run, said["ready_s"]
 
 
-def measure(logical_batch: int, repeats: int) -> Benchmark:
-    """Run everything."""
-    choice = choose(SETTING.card)
-    device = describe(choice, memory_limit=SETTING.memory_limit, headroom=SETTING.headroom)
-    build = build_seconds()
-    environment = worker_environment(choice, device)
-    finders = {name: Finder(name=name) for name in (MEMFIT_EXACT, MEMFIT_OPEN, *PEERS)}
-    imports: dict[str, list[float]] = {}
-    phases: list[dict[str, Any]] = []
-    before = os.getloadavg()[0]
-    for turn in range(repeats + 1):
-        # The first turn warms the disk's cache and the byte code of all alike, and is not counted.
-        for name, finder in finders.items():
-            with tempfile.TemporaryDirectory(prefix="memfit-bench-") as made:
-                folder = Path(made)
-                if name in PEERS:
-                    run, ready = run_peer(folder, PEERS[name], environment)
-                    if turn:
-                        imports.setdefault(name, []).append(ready)
-                else:
-                    run = run_memfit(folder, logical_batch if name == MEMFIT_EXACT else None)
-            said = "warm-up" if not turn else f"run {turn} of {repeats}"
-            print(f"{said}: {name}: {run.wall_s:.2f} s, {run.answer}", file=sys.stderr, flush=True)
-            if turn:
-                finder.runs.append(run)
-        if turn:
-            phases.append(run_phases(logical_batch))
-    after = os.getloadavg()[0]
-    with scanner(SETTING) as trials:
-        truth = scan(trials, logical_batch)
-        for finder in finders.values():
-            judge(finder, trials, truth, logical_batch)
-    fresh = {}
-    for name in FRESH if truth.largest else ():
-        with tempfile.TemporaryDirectory(prefix="memfit-bench-") as made:
-            run, _ = run_peer(Path(made), PEERS[name], environment, start=truth.largest)
-        fresh[name] = run.fitted[0]
-    return Benchmark(
-        finders=list(finders.values()),
-        truth=truth,
-        logical_batch=logical_batch,
-        limit_bytes=device.limit_bytes,
-        build_s=build,
-        fresh=fresh,
-        imports={name: statistics.median(seconds) for name, seconds in imports.items()},
-        phases=phases,
-        load=(before, after),
-        versions=versions(),
+def measure(store: Store, cases: Sequence[str], repeats: int) -> None:
+    """Run what the store does not have yet."""
+    if store.machine is None:
+        build = build_seconds()
+        store.add(
+            Entry(machine=Machine(versions=versions(), build_s=build, load=os.getloadavg()[0]))
+        )
+    for turn in range(1, repeats + 1):
+        for case in cases:
+            for finder in FINDERS:
+                if any(run.turn == turn for run in store.runs(case, finder)):
+                    continue
+                with tempfile.TemporaryDirectory(prefix="memfit-bench-") as made:
+                    folder = Path(made)
+                    if finder == MEMFIT:
+                        run = run_memfit(case, turn, folder)
+                    else:
+                        run = run_peer(case, finder, turn, folder)
+                store.add(Entry(run=run))
+                _tell(f"turn {turn}, {case}, {finder}: {run.wall_s:.2f} s, {_said(run)}")
+        if PHASES_OF in cases and len(store.phases()) < turn:
+            store.add(Entry(phases=Phases(turn=turn, steps=run_phases())))
+    for case in cases:
+        prove(store, case)
+
+
+def _tell(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _said(run: Run) -> str:
+    return str(run.answer) if run.failure is None else f"failed: {run.failure}"
+
+
+def prove(store: Store, case: str) -> None:
+    """Find the truth of a workload, and run every answer for long."""
+    answers = {run.answer for finder in FINDERS for run in store.runs(case, finder) if run.answer}
+    missing = sorted(answer for answer in answers if store.survival(case, answer) is None)
+    if not missing and store.truth(case) is not None:
+        return
+    with scanner(CASES[case]) as trials:
+        for answer in missing:
+            store.add(Entry(survival=survive(trials, case, answer)))
+        if store.truth(case) is None:
+            rows = scan(trials)
+            truth = Truth(case=case, limit_bytes=trials.device.limit_bytes, rows=rows)
+            store.add(Entry(truth=truth))
+            _tell(f"{case}: the largest of {len(rows)} sizes that fits is {truth.largest}")
+
+
+def survive(trials: Scanner, case: str, answer: int) -> Survival:
+    """Run an answer over many groups in a fresh process."""
+    split = Split(microbatch=answer, accumulation_steps=UNSPLIT_ACCUMULATION_STEPS)
+    result = trials.trial(split, groups=GROUPS)
+    return Survival(
+        case=case,
+        answer=answer,
+        verdict=result.verdict,
+        groups_run=result.groups_run,
+        text=result.evidence.text,
     )
+
+
+def scan(trials: Scanner) -> tuple[Row, ...]:
+    """Try every size."""
+    every = candidates(logical_batch=None, replicas=1, policy=Policy.EXACT, max_microbatch=None)
+    return tuple(trials.scan(map(every.split, every.sizes), beyond=BEYOND))
 
 
 def build_seconds() -> float:
     """Build the driver into an empty cache and say how long it took."""
     kept = os.environ.get("MEMFIT_CACHE")
-    card = virtual.find_card(SETTING.card)
+    card = virtual.find_card(Setting().card)
     with tempfile.TemporaryDirectory(prefix="memfit-bench-") as cache:
         os.environ["MEMFIT_CACHE"] = cache
         began = time.monotonic()
@@ -293,138 +376,19 @@ def build_seconds() -> float:
         return time.monotonic() - began
 
 
-def run_phases(logical_batch: int) -> dict[str, Any]:
+def run_phases() -> dict[str, float]:
     """Take a probe's own time apart, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="memfit-bench-") as made:
         path = Path(made) / "phases.json"
-        command = [sys.executable, "-m", "tests.benchmarks.phases", SETTING.target]
-        command += ["--device", SETTING.card, "--precision", SETTING.precision.value]
-        command += ["--logical-batch", str(logical_batch), "--json", str(path)]
+        setting = CASES[PHASES_OF]
+        command = [sys.executable, "-m", "tests.benchmarks.phases", setting.target]
+        command += ["--device", setting.card, "--precision", setting.precision.value]
+        command += ["--json", str(path)]
         done, wall, _ = timed(command, {"MEMFIT_BENCH_BEGAN": repr(time.time())})
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
-        steps: dict[str, Any] = json.loads(path.read_text())
+        steps: dict[str, float] = json.loads(path.read_text())
     return {**steps, "end Python": max(wall - sum(steps.values()), 0.0)}
-
-
-def scan(trials: Scanner, logical_batch: int) -> Truth:
-    """Try every size, and every divisor of the logical batch."""
-    every = candidates(
-        logical_batch=None, replicas=1, policy=Policy.EXACT, max_microbatch=logical_batch
-    )
-    exact = candidates(
-        logical_batch=logical_batch, replicas=1, policy=Policy.EXACT, max_microbatch=None
-    )
-    return Truth(
-        integers=tuple(trials.scan(map(every.split, every.sizes), beyond=3)),
-        # All of them: the last one is a whole group at once, without gradients held.
-        divisors=tuple(trials.scan(map(exact.split, exact.sizes), beyond=len(exact.sizes))),
-    )
-
-
-def judge(finder: Finder, trials: Scanner, truth: Truth, logical_batch: int) -> None:
-    """Run a finder's answer in full groups, and hold it against the truth."""
-    answer = finder.run.answer
-    if not answer:
-        return
-    steps = -(-logical_batch // answer)
-    finder.keeps = answer * steps == logical_batch
-    split = Split(
-        microbatch=answer,
-        accumulation_steps=steps,
-        logical_batch=logical_batch if finder.keeps else None,
-    )
-    finder.survives = trials.row(split).fits
-    finder.largest = answer == truth.largest
-    finder.largest_exact = answer == truth.largest_exact
-
-
-# -- telling -------------------------------------------------------------------------------------
-
-
-def _yes(value: bool | None) -> str:
-    return "-" if value is None else "yes" if value else "no"
-
-
-def _spread(finder: Finder) -> str:
-    seconds = [run.wall_s for run in finder.runs]
-    return f"{finder.median('wall_s'):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
-
-
-HEADERS = (
-    "finder",
-    "whole process, s",
-    "CPU, s",
-    "trials",
-    "examples run",
-    "answer",
-    "survives",
-    "largest that fits",
-    "keeps {batch}",
-    "largest that keeps {batch}",
-)
-
-
-def table(benchmark: Benchmark) -> list[list[str]]:
-    """Return the main table, its header first."""
-    rows = [[header.format(batch=benchmark.logical_batch) for header in HEADERS]]
-    for finder in benchmark.finders:
-        run = finder.run
-        name = finder.name
-        if name == MEMFIT_EXACT:
-            name = f"memfit, logical batch {benchmark.logical_batch}"
-        rows.append(
-            [
-                name,
-                _spread(finder),
-                f"{finder.median('cpu_s'):.1f}",
-                str(len(run.sizes)),
-                f"{run.examples:,}",
-                str(run.answer) if run.answer is not None else f"failed: {run.failure}",
-                _yes(finder.survives),
-                "not asked" if finder.name == MEMFIT_EXACT else _yes(finder.largest),
-                _yes(finder.keeps),
-                _yes(finder.largest_exact),
-            ]
-        )
-    return rows
-
-
-def phase_table(benchmark: Benchmark) -> list[list[str]]:
-    """Return where a probe's time goes: medians of the runs."""
-    names = list(benchmark.phases[0])
-    seconds = {n: statistics.median(float(run[n]) for run in benchmark.phases) for n in names}
-    whole = statistics.median(sum(float(s) for s in run.values()) for run in benchmark.phases)
-    rows = [["step", "seconds", "share"]]
-    rows += [[name, f"{s:.2f}", f"{s / whole:.0%}"] for name, s in seconds.items()]
-    return [*rows, ["whole process", f"{whole:.2f}", "100%"]]
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print columns, numbers or not, to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
-    print()
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Write a table in Markdown."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join(lines)
-
-
-def tried(benchmark: Benchmark) -> list[list[str]]:
-    """Return the sizes that each finder tried, failed ones in brackets."""
-    rows = [["finder", "sizes in order, those that ran out of memory in brackets"]]
-    for finder in benchmark.finders:
-        pairs = zip(finder.run.sizes, finder.run.fitted, strict=True)
-        sizes = ", ".join(str(size) if fits else f"({size})" for size, fits in pairs)
-        rows.append([finder.name, sizes])
-    return rows
 
 
 def versions() -> str:
@@ -446,193 +410,31 @@ def _processor() -> str:
     return named[0] if named else platform.machine()
 
 
-def as_markdown(benchmark: Benchmark, *, command: str) -> str:
-    """Write the page."""
-    repeats = len(benchmark.finders[0].runs)
-    batch, truth = benchmark.logical_batch, benchmark.truth
-    missed = holes(truth.integers)
-    largest_row = next(r for r in truth.integers if r.microbatch == truth.largest)
-    imported = "; ".join(f"{name} {s:.1f} s" for name, s in benchmark.imports.items())
-    steady = all(finder.steady for finder in benchmark.finders)
-    return f"""\
-# Speed: memfit beside other batch size finders
-
-The workload is GPT-2 (`{SETTING.target}`, 124M parameters, 1,024 tokens, {SETTING.precision.value}
-autocast, AdamW) on a **virtual** {SETTING.card} with a limit of
-{format_bytes(benchmark.limit_bytes)}: the card, less memfit's default headroom of
-{SETTING.headroom}. Every finder ran on that same virtual card. Two questions are asked of every
-answer: is it the largest microbatch that trains, and is it the largest that keeps a logical batch
-of {batch}?
-
-{_short(benchmark)}
-
-{markdown_table(table(benchmark))}
-
-*Whole process* is wall time from the start of the process to its end, imports and (for memfit) the
-report included: the median of {repeats} runs, and their range. *CPU* is the processor time of the
-process and its children. *Trials* counts every size tried, failed ones included; memfit's last
-trial runs all microbatches of the group. *Examples run* went into a forward pass: on a real GPU,
-where kernels take their time, this is what a search costs beside its fixed overhead. *Survives*
-means that full groups of that microbatch ran in a fresh process.
-
-## The truth
-
-{len(truth.integers)} sizes were tried one by one, each in full groups in a fresh process, up to
-three in a row whose need alone is above the limit: the largest that fits is
-**{truth.largest}** ({format_bytes(largest_row.peak_bytes or 0)} of the device, virtual). Of all
-{len(truth.divisors)} divisors of {batch}, the largest that fits is **{truth.largest_exact}**, with
-{batch // (truth.largest_exact or 1)} accumulation steps. Sizes that fail below one that fits:
-{", ".join(map(str, missed)) or "none here"}. Questions that do have such holes are in
-[every size tried](speed/exhaustive.md).
-
-{markdown_table(tried(benchmark))}
-
-{_every_run(benchmark, steady=steady)}
-
-{_fresh(benchmark)}
-
-## Where a probe's time goes
-
-`memfit {" ".join(probe_words(batch))}`, the median of {repeats} runs of
-`python -m tests.benchmarks.phases`:
-
-{markdown_table(phase_table(benchmark))}
-
-Building the virtual GPU's driver took {benchmark.build_s:.1f} s. That happens once per installation
-and is in none of the times above: the cache was warm. Until their libraries were imported, the
-others took: {imported}.
-
-## What is virtual, and what each finder was given
-
-- No kernel is executed. PyTorch's CUDA build, autograd, optimizer and caching allocator run as on a
-  card; values in tensors mean nothing. So times here are host time: process starts, imports, trials
-  without their arithmetic. They compare finders with each other; they are not times on a real GPU.
-- Lightning: `Tuner.scale_batch_size` with its defaults (`init_val=2`, `steps_per_trial=3`,
-  `max_trials=25`, `max_val=8192`, `margin=0.05` in binsearch) around the same model, loss and
-  optimizer, `precision="bf16-mixed"`, `accumulate_grad_batches=2`, without logger, checkpoints,
-  progress bar and model summary. Its margin of 5 % of the *size* is headroom of its own on top of
-  the limit, so binsearch is also shown with `margin=0`.
-- accelerate: `find_executable_batch_size` with its defaults (from 128 down, times 0.9) around a
-  loop of two groups of two microbatches, `mixed_precision="bf16"`,
-  `gradient_accumulation_steps=2`. Its own wrapper returns the logits in float32.
-- Both build the model on the device, as a memfit trial does. Built on the host, as many programs
-  do, each build fills 124 million parameters there first.
-- Their answer is a microbatch; neither looks for accumulation steps that keep a logical batch. The
-  two last columns ask whether the answer could, with equal microbatches.
-- The card is deterministic; the runs took turns on a machine that was not otherwise idle (load
-  average {benchmark.load[0]:.1f} before, {benchmark.load[1]:.1f} after). One turn before them
-  was not counted.
-
-{benchmark.versions}.
-
-Regenerate with
-
-```
-pip install -e '.[bench]'
-{command}
-```
-"""
-
-
-def _every_run(benchmark: Benchmark, *, steady: bool) -> str:
-    if steady:
-        return "All runs of a finder tried the same sizes and gave the same answer."
-    names = ", ".join(finder.name for finder in benchmark.finders if not finder.steady)
-    return f"Runs differed in what they tried or answered: {names}; the first run is shown."
-
-
-def _short(benchmark: Benchmark) -> str:
-    """Say what the table shows, good and bad."""
-    largest, exact = benchmark.truth.largest, benchmark.truth.largest_exact
-    finders = {finder.name: finder for finder in benchmark.finders}
-    right = [f.name for f in benchmark.finders if f.largest and f.survives]
-    right_exact = [f.name for f in benchmark.finders if f.largest_exact and f.survives]
-    peers = [finders[name] for name in PEERS]
-    quickest = min(peers, key=lambda f: f.median("wall_s"))
-    fewest = min(peers, key=lambda f: len(f.run.sizes))
-    ours = [finders[MEMFIT_OPEN], finders[MEMFIT_EXACT]]
-    seconds = " and ".join(f"{f.median('wall_s'):.1f} s" for f in ours)
-    trials = " and ".join(str(len(f.run.sizes)) for f in ours)
-    ask = finders[MEMFIT_EXACT].run
-    confirmed = (ask.answer or 0) * -(-benchmark.logical_batch // (ask.answer or 1)) * 2
-    return f"""\
-- The largest microbatch that trains is {largest}. Found by: {", ".join(right) or "none"}.
-- The largest that keeps {benchmark.logical_batch} is {exact}. Found by: \
-{", ".join(right_exact) or "none"}.
-- memfit took {seconds} (without and with the logical batch); the quickest of the others, \
-{quickest.name}, {quickest.median("wall_s"):.1f} s.
-- memfit took {trials} trials; the fewest of the others are {len(fewest.run.sizes)} \
-({fewest.name}, answer {fewest.run.answer}).
-- With a logical batch, memfit's last trial runs two whole groups: {confirmed:,} of the \
-{ask.examples:,} examples that it runs. Where kernels take their time, that is most of its cost."""
-
-
-def _fresh(benchmark: Benchmark) -> str:
-    """Say whether the largest size fits in the others' loops too, and who refused it."""
-    largest = benchmark.truth.largest or 0
-    lines = []
-    for name, fits in benchmark.fresh.items():
-        library = name.partition(",")[0]
-        verb = "runs" if fits else "does not run"
-        lines.append(f"{library}'s own loop {verb} {largest} when a new process starts with it.")
-    refused = [
-        f.name
-        for f in benchmark.finders
-        if (largest, False) in zip(f.run.sizes, f.run.fitted, strict=True)
-    ]
-    if refused and all(benchmark.fresh.values()):
-        lines.append(
-            f"Yet {largest} failed in {' and '.join(refused)}: there, all trials share one "
-            "process, so the difference is what earlier ones left in it."
-        )
-    return " ".join(lines)
-
-
-def as_json(benchmark: Benchmark) -> dict[str, Any]:
-    """Return what `--json` writes."""
-    return {
-        **dataclasses.asdict(benchmark),
-        "largest": benchmark.truth.largest,
-        "largest_exact": benchmark.truth.largest_exact,
-    }
-
-
 def main() -> int:
     """Measure and tell."""
+    from tests.benchmarks import peers_page
+
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.peers", description="Compare batch size finders."
     )
-    parser.add_argument("--logical-batch", type=int, default=480)
+    parser.add_argument("--cases", default=",".join(CASES), help="comma-separated (all)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument(
-        "--from-json", type=Path, metavar="FILE", help="tell what an earlier run saved; run nothing"
+        "--store", type=Path, default=Path("build/speed.jsonl"), help="where runs are kept"
     )
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--only-tell", action="store_true", help="run nothing")
     asked = parser.parse_args()
-    assert SETTING.precision is Precision.BF16  # what the others are given
-    assert UNSPLIT_ACCUMULATION_STEPS == 2  # what the others are given
-    if asked.from_json is None:
-        benchmark = measure(asked.logical_batch, asked.repeats)
-    else:
-        benchmark = msgspec.json.decode(asked.from_json.read_bytes(), type=Benchmark)
-    print_table(table(benchmark))
-    print_table(tried(benchmark))
-    print_table(phase_table(benchmark))
-    print(
-        f"largest that fits: {benchmark.truth.largest}; with the logical batch: "
-        f"{benchmark.truth.largest_exact}"
-    )
-    print(f"driver build: {benchmark.build_s:.1f} s, once; kernels are not executed (virtual)")
-    if asked.json is not None:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(as_json(benchmark), indent=2) + "\n")
+    cases = asked.cases.split(",")
+    store = Store(asked.store)
+    if not asked.only_tell:
+        measure(store, cases, asked.repeats)
+    words = [word for word in sys.argv[1:] if word != "--only-tell"]
+    command = shlex.join(["python", "-m", "tests.benchmarks.peers", *words])
+    page = peers_page.page(store, cases, command=command)
+    print(page)
     if asked.markdown is not None:
-        command = f"python -m tests.benchmarks.peers --markdown {asked.markdown}"
-        saved = asked.json or asked.from_json
-        if saved is not None:
-            command += f" --json {saved}"
-        asked.markdown.write_text(as_markdown(benchmark, command=command))
+        asked.markdown.write_text(page)
     return 0
 
 

@@ -90,7 +90,7 @@ class Scanner:
         self._runner = runner
         self._trials = 0
 
-    def trial(self, split: Split, *, limited: bool = True) -> TrialResult:
+    def trial(self, split: Split, *, limited: bool = True, groups: int = 2) -> TrialResult:
         """Run full groups of one split; without the limit, on a card of a terabyte."""
         self._trials += 1
         device = self.device
@@ -101,6 +101,7 @@ class Scanner:
             purpose="confirm",
             split=split,
             group_microbatches=split.accumulation_steps,
+            groups=groups,
             precision=self.setting.precision,
             device=device,
         )
