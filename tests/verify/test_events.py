@@ -56,7 +56,11 @@ def test_ranks_are_judged_beside_one_another(
 
 
 def test_512_tokens_at_2_and_1536_at_4_are_told_as_a_mean_of_means() -> None:
-    events = [backward(0.5, 512, 1), backward(0.5, 1536, 2), replace(STEP, error=0.3)]
+    events = [
+        backward(0.5, 512, 1),
+        backward(0.5, 1536, 2, cleared=False),
+        replace(STEP, error=0.3),
+    ]
     found, seen = judge(events, expected=Expected(), ended="by itself")
 
     assert [f.code for f in found] == ["MF201"]
@@ -66,7 +70,9 @@ def test_512_tokens_at_2_and_1536_at_4_are_told_as_a_mean_of_means() -> None:
 
 
 def test_a_scale_that_differs_within_a_group_is_found_without_an_update() -> None:
-    events = [backward(0.5, 8, 1, scale=1024.0), backward(0.5, 8, 2, scale=512.0), STEP]
+    first = backward(0.5, 8, 1, scale=1024.0)
+    events = [first, backward(0.5, 8, 2, scale=512.0, cleared=False)]
+    events.append(STEP)
     found, _ = judge(events, expected=Expected(), ended="by itself")
     assert [f.code for f in found] == ["MF507"]
 
