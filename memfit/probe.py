@@ -59,6 +59,7 @@ from memfit.story import tell
 from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
 from memfit.units import TIB
+from memfit.verify.store import find as find_verification
 
 LEAST_GROUPS = 2
 """Groups of a search trial: one that makes the optimizer's state, and one that runs with it."""
@@ -397,6 +398,7 @@ class _Probe:
             ),
             notes=tuple(notes),
             steadiness=self._steadiness(self._trial(certificate.trial)),
+            verification=find_verification(self._workload),
             wall_s=time.monotonic() - self._started,
         )
         try:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import msgspec
 
 from memfit.errors import UsageError
+from memfit.verification import Verification
 
 SCHEMA_VERSION = 1
 
@@ -650,6 +651,8 @@ class ProbeResult:
     """Remarks to the user: poor splits, caps reached, thrash seen."""
     steadiness: Steadiness | None = None
     """None in a record of an earlier memfit, which did not look."""
+    verification: Verification | None = None
+    """What `memfit verify` found of this very file; None when it was not verified."""
     wall_s: float = 0.0
 
     @property

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.report import staying, words
+from memfit.report import staying, verified, words
 from memfit.report.words import trial_line
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _rows(result: ProbeResult) -> list[tuple[str, str]]:
         ("ceiling set by", words.ceiling(result)),
         ("search", f"{trials} in {words.duration(result.wall_s)}"),
         ("figures are", words.source(result)),
+        ("accumulation", verified.of_probe(result)),
     ]
 
 

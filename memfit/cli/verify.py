@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from memfit.errors import CannotJudge, UsageError
 from memfit.verification import Outcome
 
 if TYPE_CHECKING:
+    from memfit.records import ProbeResult
     from memfit.verification import Verification
 
 _STATUS = {Outcome.EQUAL: 0, Outcome.DIFFERENT: 1, Outcome.UNKNOWN: CannotJudge.exit_code}
@@ -67,6 +69,12 @@ def verify(
     ] = 120.0,
     out: Annotated[Path | None, typer.Option(help="Also write the record to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Add the record to a probe of the same file, and its page."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole record as JSON instead of words.")
     ] = False,
@@ -94,10 +102,12 @@ def verify(
         )
     if out is not None and out.exists() and not force:
         raise UsageError(f"{out} exists", hint="use --force to replace it")
+    probed = _probe_in(into) if into is not None else None
     from memfit.cli.verified import Telling, render_verification  # noqa: PLC0415
     from memfit.folder import write_whole  # noqa: PLC0415
     from memfit.records import to_json  # noqa: PLC0415
     from memfit.verify.run import VerifyRequest, run_verify  # noqa: PLC0415
+    from memfit.verify.store import keep  # noqa: PLC0415
 
     request = VerifyRequest(
         target=target,
@@ -115,14 +125,47 @@ def verify(
     )
     with Telling(stderr(), quiet=quiet) as telling:
         made = run_verify(request, telling)
+    if not script:
+        keep(made)
     if out is not None:
         write_whole(out, to_json(made))
+    if probed is not None and into is not None:
+        _add(made, probed, into)
     if as_json:
         sys.stdout.write(to_json(made).decode())
         sys.stdout.flush()
     else:
         render_verification(made, stdout())
     raise typer.Exit(_status(made))
+
+
+def _probe_in(folder: Path) -> ProbeResult:
+    from memfit.folder import RESULT  # noqa: PLC0415
+    from memfit.records import ProbeResult, from_json  # noqa: PLC0415
+
+    path = folder / RESULT
+    try:
+        return from_json(path.read_bytes(), ProbeResult, origin=str(path))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", hint="name the folder of a probe with --into"
+        ) from None
+
+
+def _add(made: Verification, probed: ProbeResult, folder: Path) -> None:
+    """Put a verification into the record and on the page of a probe of the same file."""
+    from memfit.folder import REPORT, RESULT, write_whole  # noqa: PLC0415
+    from memfit.records import to_json  # noqa: PLC0415
+    from memfit.report import render  # noqa: PLC0415
+
+    if made.sha256 is None or made.sha256 != probed.workload.sha256:
+        raise UsageError(
+            f"{folder} holds a probe of another file than {made.target} as it is now",
+            hint="probe again, or leave --into out",
+        )
+    result = replace(probed, verification=made)
+    write_whole(folder / RESULT, to_json(result))
+    write_whole(folder / REPORT, render(result).encode())
 
 
 def _status(made: Verification) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from memfit.report import figures, staying, words
+from memfit.report import figures, staying, verified, words
 from memfit.story import tell
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def render_page(result: ProbeResult) -> str:
         device=result.spec.device,
         words=words,
         staying=staying,
+        verified=verified,
         virtual=words.is_virtual(result),
         story=result.story or tell(result.trials, result.certificate),
         trials={trial.spec.index: trial for trial in result.trials},

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memfit.report.words import TIMES
 from memfit.verification import Comparison, LossNature, Outcome, Verification
+
+if TYPE_CHECKING:
+    from memfit.records import ProbeResult
 
 _LONG_SPLIT = 8
 _ITEMS = 8
@@ -13,10 +18,7 @@ def answer(made: Verification) -> str:
     """Return the answer in one sentence."""
     if made.outcome is Outcome.EQUAL:
         return _equal(made)
-    codes = ", ".join(
-        dict.fromkeys(f.code for f in made.findings if f.severity != "remark" and not f.accepted)
-    )
-    reasons = f" ({codes})" if codes else ""
+    reasons = _reasons(made)
     if made.outcome is Outcome.DIFFERENT:
         return f"Accumulation does not reproduce the logical batch{reasons}."
     return f"It is not known whether accumulation reproduces the logical batch{reasons}."
@@ -36,6 +38,35 @@ def _equal(made: Verification) -> str:
         f"Accumulation reproduces the logical batch{which}: {made.logical_batch} examples split as "
         f"{splits} give its gradient within {error(worst)} in {judged[0].dtype}."
     )
+
+
+def of_probe(result: ProbeResult) -> str:
+    """Say whether the workload of a probe was verified, and what came out of it."""
+    made = result.verification
+    if made is None:
+        return (
+            f"not verified: `memfit verify {result.workload.target}` checks that it trains the same"
+        )
+    changed = [
+        f"{name}={made.parameters.get(name)}"
+        for name, value in result.workload.parameters.items()
+        if made.parameters.get(name) != value
+    ]
+    scaled = f" with {', '.join(changed)}" if changed else ""
+    day = made.created.partition("T")[0]
+    what = {
+        Outcome.EQUAL: "equal to the logical batch",
+        Outcome.DIFFERENT: f"not equal to the logical batch{_reasons(made)}",
+        Outcome.UNKNOWN: f"could not be judged{_reasons(made)}",
+    }[made.outcome]
+    return f"verified on {day}{scaled}: {what}"
+
+
+def _reasons(made: Verification) -> str:
+    codes = ", ".join(
+        dict.fromkeys(f.code for f in made.findings if f.severity != "remark" and not f.accepted)
+    )
+    return f" ({codes})" if codes else ""
 
 
 def split(made: Comparison) -> str:

@@ -62,6 +62,7 @@ OPTIONS = {
         "--json",
         "--quiet/-q",
         "--explain",
+        "--into",
     },
     "gate": {
         "targets",
