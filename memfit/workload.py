@@ -203,7 +203,10 @@ def _import_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = path.stem if path.stem not in sys.modules else f"{path.stem}_workload"
+    imported = sys.modules.get(path.stem)
+    if imported is not None and getattr(imported, "__file__", None) == str(path.resolve()):
+        return imported
+    name = path.stem if imported is None else f"{path.stem}_workload"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported", hint="a workload is a .py file or a module")
