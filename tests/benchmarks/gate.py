@@ -84,7 +84,7 @@ def main() -> None:
             "",
             f"Aim: under {AIM_S:.0f} s on two cores. {os.cpu_count()} cores; the load average at "
             f"the end was {busy:.1f}, so other programs ran beside it"
-            + (" and the seconds are more than the gate's own." if busy > 2 else "."),  # noqa: PLR2004
+            + (" and the seconds are more than the gate's own." if busy > 2 else "."),
             "",
         ]
     )
