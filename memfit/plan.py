@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memfit.allocator import NEW_VARIABLE, includes, settings_of, variable_for
 from memfit.batch import weights
 from memfit.errors import UsageError
 from memfit.records import Precision, ProbeResult, Split, from_json
@@ -32,14 +33,36 @@ class Plan:
     precision: Precision = Precision.FP32
     clip_norm: float | None = None
     """Norm to which the whole gradient is clipped once per group; None for no clipping."""
+    allocator: str | None = None
+    """Settings of PyTorch's allocator that the microbatch fits with; None for any."""
+    allocator_variable: str = NEW_VARIABLE
+    """The environment variable that the probed version of torch reads them from."""
 
     @classmethod
-    def of(cls, result: ProbeResult) -> Plan:
-        """Take the plan from the answer of a probe."""
+    def of(cls, result: ProbeResult, *, tuned: bool = False) -> Plan:
+        """Take the plan from the answer of a probe.
+
+        Args:
+            result: The answer.
+            tuned: Take the larger split that fits with another setting of the allocator.
+
+        Raises:
+            UsageError: When `tuned` is asked for and no larger split was found.
+        """
+        split, setting = result.split, result.spec.allocator
+        if tuned:
+            if result.tuned is None or result.tuned.split is None:
+                raise UsageError(
+                    "the probe found no larger microbatch with another setting of the allocator",
+                    hint="take the plan without tuned",
+                )
+            split, setting = result.tuned.split, result.tuned.allocator
         return cls(
-            split=result.split,
+            split=split,
             precision=result.spec.precision,
             clip_norm=result.spec.clip_norm,
+            allocator=setting,
+            allocator_variable=variable_for(result.environment.torch),
         )
 
     @property
@@ -75,8 +98,15 @@ class Plan:
             logical_batch: Examples that one optimizer step is to consume, or None not to check.
 
         Raises:
-            UsageError: When one of them differs from the plan's.
+            UsageError: When one of them differs from the plan's, or the microbatch fits only with
+                settings of the allocator that this process's environment does not have.
         """
+        if self.allocator is not None and not includes(settings_of(os.environ), self.allocator):
+            raise UsageError(
+                f"the plan's microbatch fits only with {self.allocator}, which this process's "
+                "environment does not set",
+                hint=f"export {self.allocator_variable}={self.allocator} before training starts",
+            )
         if world_size != self.replicas:
             raise UsageError(
                 f"the plan is for {_plural(self.replicas, 'replica')}, and this run has "
@@ -152,8 +182,12 @@ class Plan:
         return _slices(batch, sizes)
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
+def load(path: str | os.PathLike[str], *, tuned: bool = False) -> Plan:
     """Read the plan from the file that a probe wrote.
+
+    Args:
+        path: The file.
+        tuned: Take the larger split that fits with another setting of the allocator.
 
     Raises:
         UsageError: When the file cannot be read or is not the result of a probe.
@@ -165,7 +199,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
             f"cannot read {os.fspath(path)}: {error.strerror or error}",
             hint="`memfit probe` writes it",
         ) from None
-    return Plan.of(from_json(data, ProbeResult, origin=os.fspath(path)))
+    return Plan.of(from_json(data, ProbeResult, origin=os.fspath(path)), tuned=tuned)
 
 
 def _slices(batch: Any, sizes: Sequence[int]) -> Iterator[Any]:

@@ -8,6 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from memfit.afterwards import UNLIMITED_BYTES, Afterwards, may_be_fragmented
+from memfit.allocator import EXPANDABLE, AllocatorChoice
 from memfit.batch import Candidates, candidates, poor_split_note
 from memfit.composition import with_ledger
 from memfit.devices.select import choose
@@ -38,9 +40,9 @@ from memfit.records import (
     ProbeResult,
     ProbeSpec,
     Source,
-    Steadiness,
     TrialResult,
     TrialSpec,
+    Tuned,
     Verdict,
 )
 from memfit.resume import continued, differences_of
@@ -54,19 +56,15 @@ from memfit.search import (
     expected_room,
     outcomes_of,
 )
-from memfit.steady import TRACED_GROUPS, judge, suspicious
 from memfit.story import tell
 from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
-from memfit.units import TIB
 from memfit.verify.store import find as find_verification
 
 LEAST_GROUPS = 2
 """Groups of a search trial: one that makes the optimizer's state, and one that runs with it."""
 _LOAD_TIMEOUT_S = 900.0
 """Longest time that importing torch and the user's code may take."""
-_DIAGNOSIS_BYTES = TIB
-"""Size of the virtual card on which a microbatch of 1 that does not fit is measured instead."""
 _LEDGER_MICROBATCHES = 16
 """Microbatches of a group whose allocations are noted; more of them are alike."""
 
@@ -159,6 +157,13 @@ class _Probe:
         self._trials: list[TrialResult] = []
         self._started = started
         self._budget_ended_a_trial = False
+        chosen = request.allocator
+        self._tries_both = chosen is AllocatorChoice.BOTH or (
+            chosen is AllocatorChoice.AUTO and device.kind is DeviceKind.VIRTUAL
+        )
+        self._afterwards = Afterwards(
+            run=runner.run, listener=listener, time_is_up=lambda: self._time_is_up
+        )
         self._spec = ProbeSpec(
             target=request.target,
             parameters=dict(request.parameters),
@@ -176,6 +181,7 @@ class _Probe:
             trial_timeout_s=request.trial_timeout_s,
             seed=request.seed,
             data_dependent=share_of(request.data_dependent),
+            allocator=EXPANDABLE if chosen is AllocatorChoice.EXPANDABLE else None,
         )
 
     def run(self) -> ProbeResult:
@@ -194,9 +200,16 @@ class _Probe:
                 decision = self._decide_in_haste(decision)
             match decision:
                 case Ask():
-                    self._run_trial(decision)
+                    self._run(self._asked_for(decision))
                 case Found():
                     return self._answer(decision)
+                case NoFit() if self._may_fit_otherwise():
+                    self._listener.warned(
+                        "nothing fits with the allocator's default settings; the search goes on "
+                        f"with {EXPANDABLE}"
+                    )
+                    self._spec = replace(self._spec, allocator=EXPANDABLE)
+                    self._trials = []
                 case NoFit():
                     error = self._nothing_fits(decision)
                     self._folder.forget_progress()  # the question is answered
@@ -217,6 +230,9 @@ class _Probe:
             max_trials=max_trials,
             group_microbatches=self._spec.group_microbatches,
         )
+
+    def _may_fit_otherwise(self) -> bool:
+        return self._tries_both and may_be_fragmented(self._trials, self._environment)
 
     # -- the time budget ---------------------------------------------------------------------
 
@@ -240,16 +256,15 @@ class _Probe:
 
     # -- trials ------------------------------------------------------------------------------
 
-    def _run_trial(self, ask: Ask) -> None:
+    def _asked_for(self, ask: Ask) -> TrialSpec:
         steps = self._sizes.accumulation_steps(ask.microbatch)
         short = min(self._spec.group_microbatches, steps)
-        spec = self._trial_spec(
+        return self._trial_spec(
             purpose=ask.purpose,
             reason=ask.reason,
             microbatch=ask.microbatch,
             group_microbatches=steps if ask.purpose == "confirm" else short,
         )
-        self._run(spec)
 
     def _repeat(self, doubtful: TrialResult) -> None:
         """Run a trial again whose verdict has other explanations, before it counts."""
@@ -321,6 +336,7 @@ class _Probe:
             device=device or self._spec.device,
             seed=self._spec.seed,
             data_dependent=self._spec.data_dependent,
+            allocator=self._spec.allocator,
             timeout_s=self._spec.trial_timeout_s,
             record_timeline=full,
         )
@@ -331,7 +347,7 @@ class _Probe:
         progress = ProbeProgress(
             command=self._request.command,
             workload=self._workload,
-            spec=self._spec,
+            spec=self._spec if not self._tries_both else replace(self._spec, allocator=None),
             environment=self._environment,
             trials=tuple(self._trials),
             stopped_by=stopped_by,
@@ -356,6 +372,8 @@ class _Probe:
             )
         self._spec = continued(saved.spec, self._spec)
         self._trials = list(saved.trials)
+        if self._trials:  # it may have gone on with another setting, once nothing fitted
+            self._spec = replace(self._spec, allocator=self._trials[-1].spec.allocator)
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -397,7 +415,8 @@ class _Probe:
                 "own number of elements"
             ),
             notes=tuple(notes),
-            steadiness=self._steadiness(self._trial(certificate.trial)),
+            tuned=self._tuned(answer),
+            steadiness=self._afterwards.steadiness(answer, index=len(self._trials) + 1),
             verification=find_verification(self._workload),
             wall_s=time.monotonic() - self._started,
         )
@@ -422,28 +441,20 @@ class _Probe:
         self._listener.asked(spec)
         return with_ledger(answer, self._runner.run(spec))
 
-    def _steadiness(self, answer: TrialResult) -> Steadiness:
-        """Say whether the answer's memory grows; a suspicion is put to a trial of its own."""
-        ends = answer.observed.allocated_after_groups_bytes
-        if not suspicious(ends) or self._time_is_up:
-            return judge(answer, None)
-        device = self._spec.device
-        spec = replace(
-            answer.spec,
-            index=len(self._trials) + 1,
-            purpose="trace",
-            reason="memory rose from group to group: where it comes from",
-            groups=TRACED_GROUPS,
-            record_timeline=False,
-            # What grows is to be traced, however near the limit the answer is.
-            device=replace(device, limit_bytes=_DIAGNOSIS_BYTES)
-            if device.kind is DeviceKind.VIRTUAL
-            else device,
+    def _tuned(self, answer: TrialResult) -> Tuned | None:
+        """Look for a larger microbatch with expandable segments, where that was asked for."""
+        if not self._tries_both or self._spec.allocator is not None:
+            return None
+        if not may_be_fragmented(self._trials, self._environment):
+            return None
+        return self._afterwards.tuned(
+            self._sizes,
+            self._trials,
+            answer,
+            environment=self._environment,
+            group_microbatches=self._spec.group_microbatches,
+            make=self._asked_for,
         )
-        self._listener.asked(spec)
-        traced = self._runner.run(spec)
-        self._listener.finished(traced)
-        return judge(answer, traced)
 
     def _trial(self, index: int) -> TrialResult:
         return next(t for t in self._trials if t.spec.index == index)
@@ -459,7 +470,7 @@ class _Probe:
                 reason="what the smallest microbatch would need without a limit",
                 microbatch=decision.microbatch,
                 group_microbatches=trial.spec.group_microbatches,
-                device=replace(device, limit_bytes=_DIAGNOSIS_BYTES),
+                device=replace(device, limit_bytes=UNLIMITED_BYTES),
             )
             unlimited = self._runner.run(spec)
             if unlimited.verdict is Verdict.FITS:

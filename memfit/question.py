@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from memfit import virtual
+from memfit.allocator import AllocatorChoice
 from memfit.devices.select import Choice, describe
 from memfit.errors import CannotJudge, UsageError
 from memfit.records import (
@@ -46,6 +47,7 @@ class ProbeRequest:
     precision: Precision = Precision.FP32
     clip_norm: float | None = None
     group_microbatches: int = 2
+    allocator: AllocatorChoice = AllocatorChoice.AUTO
     groups: int = 3
     """Groups of a trial that runs full ones."""
     max_microbatch: int | None = None

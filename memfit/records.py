@@ -153,6 +153,8 @@ class TrialSpec:
     seed: int = 0
     timeout_s: float | None = None
     record_timeline: bool = False
+    allocator: str | None = None
+    """Settings that are added to those of the environment, such as `expandable_segments:True`."""
     record_ledger: bool = False
     """Whether every allocation is noted with its place; such a trial is never the measured one."""
     data_dependent: float = 1.0
@@ -537,9 +539,27 @@ class ProbeSpec:
     time_budget_s: float | None = None
     """Time after which no trial is begun once there is an answer; None for as long as it takes."""
     trial_timeout_s: float | None = None
+    allocator: str | None = None
+    """As in `TrialSpec`: the answer holds with these settings of the allocator."""
     seed: int = 0
     data_dependent: float = 1.0
     """As in `TrialSpec`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What another setting of the allocator makes of the answer."""
+
+    allocator: str
+    """The setting, such as `expandable_segments:True`."""
+    variable: str
+    """The environment variable that this version of torch reads it from."""
+    trials: int
+    """Trials that were run with it above the answer."""
+    split: Split | None = None
+    """The larger split that fits with it; None when it changes nothing."""
+    trial: TrialResult | None = None
+    """The trial of full groups in which that split's microbatch fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -649,6 +669,8 @@ class ProbeResult:
     """How a group with fewer examples, at the end of an epoch, is to be treated."""
     notes: tuple[str, ...] = ()
     """Remarks to the user: poor splits, caps reached, thrash seen."""
+    tuned: Tuned | None = None
+    """None where no other setting was tried."""
     steadiness: Steadiness | None = None
     """None in a record of an earlier memfit, which did not look."""
     verification: Verification | None = None

@@ -22,6 +22,7 @@ FACES = (
 )
 VERBS = (
     "memfit.probe",
+    "memfit.afterwards",
     "memfit.capacity",
     "memfit.gate",
     "memfit.gate_run",
@@ -30,6 +31,7 @@ VERBS = (
     "memfit.run",
 )
 KNOW_TORCH = {
+    "memfit.allocator",
     "memfit.devices.memory",
     "memfit.group",
     "memfit.selftest",

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memfit
+from memfit.allocator import EXPANDABLE, NEW_VARIABLE, OLD_VARIABLE
 from memfit.batch import candidates
 from memfit.errors import UsageError
 from memfit.plan import Plan, load
-from memfit.records import Policy, Precision, Split, to_json
+from memfit.records import Policy, Precision, ProbeResult, Split, Tuned, to_json
 from tests import sample
 
 if TYPE_CHECKING:
@@ -43,6 +44,46 @@ RAGGED = plan_of(22, 3, logical_batch=64)
 class Pair(NamedTuple):
     inputs: Any
     labels: Any
+
+
+def with_setting(result: ProbeResult) -> ProbeResult:
+    return replace(result, spec=replace(result.spec, allocator=EXPANDABLE))
+
+
+def test_a_plan_that_needs_a_setting_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = Plan.of(with_setting(sample.gpt2()))
+    for name in (OLD_VARIABLE, NEW_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="fits only with expandable_segments:True") as raised:
+        plan.check(world_size=1)
+    variable = plan.allocator_variable
+    assert raised.value.hint == f"export {variable}={EXPANDABLE} before training starts"
+
+
+@pytest.mark.parametrize("name", [OLD_VARIABLE, NEW_VARIABLE])
+def test_a_plan_that_needs_a_setting_is_taken_with_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv(NEW_VARIABLE, raising=False)
+    monkeypatch.setenv(name, "max_split_size_mb:64, expandable_segments:true")
+    Plan.of(with_setting(sample.gpt2())).check(world_size=1)
+
+
+def test_the_larger_split_of_another_setting_is_taken_when_it_is_asked_for() -> None:
+    split = Split(microbatch=24, accumulation_steps=20, logical_batch=480)
+    tuned = Tuned(allocator=EXPANDABLE, variable=NEW_VARIABLE, trials=1, split=split)
+    result = replace(sample.gpt2(), tuned=tuned)
+
+    assert (Plan.of(result).microbatch, Plan.of(result).allocator) == (20, None)
+    larger = Plan.of(result, tuned=True)
+    assert (larger.microbatch, larger.allocator) == (24, EXPANDABLE)
+
+
+def test_a_larger_split_that_was_not_found_is_refused() -> None:
+    with pytest.raises(UsageError, match="found no larger microbatch"):
+        Plan.of(sample.gpt2(), tuned=True)
 
 
 def test_a_plan_is_loaded_from_a_probes_file(tmp_path: Path) -> None:

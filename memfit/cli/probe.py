@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memfit.allocator import AllocatorChoice
 from memfit.cli.manners import stderr, stdout, verb
 from memfit.errors import CannotJudge, UsageError
 from memfit.records import Policy, Precision
@@ -64,6 +65,13 @@ def probe(
     group_microbatches: Annotated[
         int, typer.Option(help="Microbatches in a search trial's group; the answer runs them all.")
     ] = 2,
+    allocator: Annotated[
+        AllocatorChoice,
+        typer.Option(
+            help="Settings of PyTorch's allocator to try: the environment's, expandable segments, "
+            "or both. auto is both on a virtual GPU."
+        ),
+    ] = AllocatorChoice.AUTO,
     groups: Annotated[
         int,
         typer.Option(help="Groups that a trial of full groups runs; a growth shows from 3 on."),
@@ -131,6 +139,7 @@ def probe(
         clip_norm=clip,
         group_microbatches=group_microbatches,
         groups=groups,
+        allocator=allocator,
         max_microbatch=max_microbatch,
         max_trials=max_trials,
         time_budget_s=time_budget,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memfit.allocator import combined, settings_of, variable_for
+from memfit.records import DeviceKind
 from memfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -55,3 +57,35 @@ def trace_line(trial: TrialResult) -> str:
         return f"traced: {len(ends)} groups ended"
     rise = (ends[-1] - ends[0]) // (len(ends) - 1)
     return f"traced: {format_bytes(rise)} more after each of {len(ends)} groups, without a limit"
+
+
+def tuned(result: ProbeResult) -> str | None:
+    """Say what another setting of the allocator changes; None where none was tried."""
+    found = result.tuned
+    if found is None:
+        return None
+    if found.split is None or found.trial is None:
+        return f"{found.allocator} lets no larger microbatch fit ({found.trials} trials)."
+    virtual = " (virtual)" if found.trial.spec.device.kind is DeviceKind.VIRTUAL else ""
+    peak, limit = found.trial.peak_bytes, found.trial.spec.device.limit_bytes
+    told = "" if peak is None else f", peak {format_bytes(peak)} of {format_bytes(limit)}{virtual}"
+    steps = found.split.accumulation_steps
+    return (
+        f"With expandable segments, microbatch {found.split.microbatch} fits as well, with "
+        f"{steps} accumulation step{'' if steps == 1 else 's'}{told}: "
+        f"`export {export_line(result)}`, and load the plan with `tuned=True`."
+    )
+
+
+def needed_setting(result: ProbeResult) -> str | None:
+    """Say what the answer needs of the environment; None when it needs nothing."""
+    if result.spec.allocator is None:
+        return None
+    return f"The answer holds with `export {export_line(result)}`, and was not tried without."
+
+
+def export_line(result: ProbeResult) -> str:
+    """Write the variable and the settings that the environment has to have."""
+    present = settings_of(result.environment.variables)
+    added = result.spec.allocator or (result.tuned.allocator if result.tuned else "")
+    return f"{variable_for(result.environment.torch)}={combined(present, added)}"

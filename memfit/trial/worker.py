@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from memfit import allocator
 from memfit.devices.memory import MemoryReader, Reading, open_reader
 from memfit.group import run_group
 from memfit.records import (
@@ -105,6 +106,8 @@ class _Trial:
         import torch  # noqa: PLC0415
 
         torch.manual_seed(self._spec.seed)
+        if self._spec.allocator is not None:
+            allocator.apply(self._spec.allocator)
         reader = open_reader(self._spec.device)
         self._reader = reader
         if reader.device.type == "cuda":
@@ -118,16 +121,7 @@ class _Trial:
         if self._spec.record_ledger:
             self._ledger = LedgerRecorder.start(reader)
         with contextlib.ExitStack() as stack:
-            if self._works_values_out:
-                from memfit.virtual.values import ValueMode  # noqa: PLC0415 - imports torch
-
-                stack.enter_context(
-                    ValueMode(share=self._spec.data_dependent, note=self.reads.note)
-                )
-            if self._spec.split.replicas > 1:
-                from memfit.trial.replicas import copies  # noqa: PLC0415 - imports torch
-
-                stack.enter_context(copies(self._spec.split.replicas))
+            self._enter(stack)
             workload = self._build(reader.device)
             self._write_mark("built")
             recorder.end()
@@ -155,6 +149,17 @@ class _Trial:
                 "so nothing was trained",
                 hint="gradients overflow in fp16; try bf16, or look for a loss that is not finite",
             )
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        """Enter what a workload is built and run in."""
+        if self._works_values_out:
+            from memfit.virtual.values import ValueMode  # noqa: PLC0415 - imports torch
+
+            stack.enter_context(ValueMode(share=self._spec.data_dependent, note=self.reads.note))
+        if self._spec.split.replicas > 1:
+            from memfit.trial.replicas import copies  # noqa: PLC0415 - imports torch
+
+            stack.enter_context(copies(self._spec.split.replicas))
 
     def _build(self, device: Any) -> Workload:
         import torch  # noqa: PLC0415

@@ -33,6 +33,7 @@ OPTIONS = {
         "--precision",
         "--clip",
         "--group-microbatches",
+        "--allocator",
         "--groups",
         "--max-microbatch",
         "--max-trials",

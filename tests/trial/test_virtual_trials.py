@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memfit import virtual
+from memfit.allocator import EXPANDABLE
 from memfit.records import DeviceKind, DeviceSpec, Precision, Split, TrialSpec, Verdict
 from memfit.trial.runner import TrialRunner
 from memfit.units import GIB, MIB
@@ -40,8 +41,8 @@ def spec(**changes):
 
 
 @contextlib.contextmanager
-def opened(**parameters):
-    environment = virtual.prepare(CARD, total_bytes=CARD.total_bytes)
+def opened(environment=None, **parameters):
+    environment = virtual.prepare(CARD, total_bytes=CARD.total_bytes) | (environment or {})
     with TrialRunner(
         str(WORKLOADS / "stack.py"), parameters, environment=environment, load_timeout_s=300
     ) as runner:
@@ -213,3 +214,19 @@ def test_a_real_device_is_limited_through_the_allocator(runner):
     assert small.verdict is Verdict.FITS
     assert large.verdict is Verdict.OOM
     assert large.devices[0].peak_reserved_bytes <= limit
+
+
+def test_a_setting_of_a_trial_gives_the_bytes_that_the_environment_would():
+    sizes = Split(microbatch=300, accumulation_steps=2)
+    present = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    both = {"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64,{EXPANDABLE}"}
+    with (
+        opened(environment=present, width=1024) as added,
+        opened(environment=both, width=1024) as given,
+    ):
+        plain = added.run(spec(split=sizes))
+        set_by_the_trial = added.run(spec(split=sizes, allocator=EXPANDABLE))
+        set_by_the_environment = given.run(spec(split=sizes))
+
+    assert bytes_of(set_by_the_trial) == bytes_of(set_by_the_environment)
+    assert bytes_of(set_by_the_trial) != bytes_of(plain)
