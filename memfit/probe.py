@@ -57,6 +57,7 @@ from memfit.search import (
     outcomes_of,
 )
 from memfit.story import tell
+from memfit.trial.lane import Lane
 from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
 from memfit.verify.store import find as find_verification
@@ -69,8 +70,16 @@ _LEDGER_MICROBATCHES = 16
 """Microbatches of a group whose allocations are noted; more of them are alike."""
 
 
-def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResult, ProbeFolder]:
+def run_probe(
+    request: ProbeRequest, listener: ProbeListener, *, lane: Lane | None = None
+) -> tuple[ProbeResult, ProbeFolder]:
     """Answer a question with a certified microbatch.
+
+    Args:
+        request: The question.
+        listener: Told what happens.
+        lane: Keeps the process that imports the workload for the next probe of it, and may stop
+            this one.
 
     Returns:
         The answer, already saved as `memfit.json`, and the folder that holds it.
@@ -96,13 +105,14 @@ def run_probe(request: ProbeRequest, listener: ProbeListener) -> tuple[ProbeResu
     folder = ProbeFolder(request.out, force=request.force) if request.out else None
     # A real GPU is known only once CUDA was asked, in a child of the process that imports torch.
     device = None if choice.kind is DeviceKind.CUDA else describe_device(request, choice, gpu=None)
-    environment = worker_environment(choice, device)
+    environment = {**worker_environment(choice, device), **request.environment}
     with TrialRunner(
         request.target,
         request.parameters,
         environment=environment,
         load_timeout_s=_LOAD_TIMEOUT_S,
         on_mark=listener.progressed,
+        lane=lane,
     ) as runner:
         try:
             listener.importing(request.target)

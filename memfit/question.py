@@ -57,6 +57,8 @@ class ProbeRequest:
     trial_timeout_s: float | None = 1800.0
     seed: int = 0
     data_dependent: str = "worst"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the trials' processes, beside those of the device."""
     out: Path | None = None
     force: bool = False
     command: str = ""

@@ -146,15 +146,55 @@ def _check_file(path: Path) -> None:
         )
 
 
-def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedWorkload:
+    """A workload class whose parameters are still open."""
+
+    found: type[Workload]
+    target: str
+    path: Path | None
+    """The user's file, or None for a module."""
+    sha256: str | None
+
+    def with_parameters(self, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
+        """Resolve the parameters.
+
+        Args:
+            parameters: Values to set; text is converted to the type of the annotation.
+
+        Raises:
+            UsageError: When there is no such parameter, or it takes no such value.
+        """
+        found = self.found
+        values = _resolve(found, parameters)
+
+        def make() -> Workload:
+            workload = found()
+            for key, value in values.items():
+                setattr(workload, key, value)
+            return workload
+
+        return LoadedWorkload(
+            make=make,
+            info=WorkloadInfo(
+                name=found.__name__,
+                description=(inspect.getdoc(found) or "").strip().partition("\n\n")[0],
+                target=self.target,
+                path=str(self.path) if self.path else None,
+                sha256=self.sha256,
+                parameters={key: _storable(value) for key, value in values.items()},
+            ),
+        )
+
+
+def import_workload(target: str) -> ImportedWorkload:
     """Import the user's code and find its workload.
 
     Args:
         target: `file.py`, `file.py:Name`, `package.module` or `package.module:Name`.
-        parameters: Values to set; text is converted to the type of the parameter's annotation.
 
     Raises:
-        UsageError: When there is no such file, no workload or several, or a bad parameter.
+        UsageError: When there is no such file, no workload or several.
         WorkloadError: When the user's code fails while it is imported.
     """
     location, name = split_target(target)
@@ -162,25 +202,17 @@ def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else None
     module, _ = import_target(target)
     found = _find(module, name, target)
-    values = _resolve(found, parameters)
+    return ImportedWorkload(found=found, target=target, path=path, sha256=digest)
 
-    def make() -> Workload:
-        workload = found()
-        for key, value in values.items():
-            setattr(workload, key, value)
-        return workload
 
-    return LoadedWorkload(
-        make=make,
-        info=WorkloadInfo(
-            name=found.__name__,
-            description=(inspect.getdoc(found) or "").strip().partition("\n\n")[0],
-            target=target,
-            path=str(path) if path else None,
-            sha256=digest,
-            parameters={key: _storable(value) for key, value in values.items()},
-        ),
-    )
+def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
+    """Import the user's code, find its workload and resolve its parameters.
+
+    Raises:
+        UsageError: When there is no such file, no workload or several, or a bad parameter.
+        WorkloadError: When the user's code fails while it is imported.
+    """
+    return import_workload(target).with_parameters(parameters)
 
 
 def import_target(target: str) -> tuple[ModuleType, str | None]:

@@ -25,6 +25,7 @@ from memfit.records import Environment
 from memfit.trial import lazy, worker
 from memfit.trial.protocol import (
     OUTPUT,
+    CardTaken,
     Channel,
     DescribeGpu,
     Ended,
@@ -35,8 +36,8 @@ from memfit.trial.protocol import (
     RunTrial,
     Started,
 )
-from memfit.virtual import control
-from memfit.workload import LoadedWorkload, load
+from memfit.virtual import CARD_VARIABLE, control
+from memfit.workload import ImportedWorkload, LoadedWorkload, import_workload
 
 _POLL_S = 0.005
 _VARIABLES = (
@@ -63,13 +64,16 @@ def main() -> NoReturn:
 
 
 def _serve(channel: Channel) -> None:
+    imported: ImportedWorkload | None = None
     loaded: LoadedWorkload | None = None
     may_fork = True
     while True:
         match channel.receive(None):
+            case Load() as request if not _takes_card(request.card):
+                channel.send(CardTaken())
             case Load() as request:
                 may_fork = request.may_fork
-                loaded = _load(channel, request)
+                imported, loaded = _load(channel, request, imported)
             case RunTrial() as request if loaded is not None:
                 if may_fork:
                     _fork_trial(channel, loaded, request)
@@ -82,19 +86,22 @@ def _serve(channel: Channel) -> None:
                 return
 
 
-def _load(channel: Channel, request: Load) -> LoadedWorkload | None:
-    gc.disable()  # imports make hundreds of thousands of objects and hardly any garbage
-    try:
-        import torch  # noqa: PLC0415
+def _takes_card(card: str | None) -> bool:
+    """Set the card of the trials that follow; False when the user's code has seen another."""
+    if card is None or card == os.environ.get(CARD_VARIABLE):
+        return True
+    if control.card_was_read():
+        return False
+    os.environ[CARD_VARIABLE] = card  # the driver reads it in the child, at the first CUDA call
+    return True
 
-        # OpenMP does not survive a fork once it has started its threads.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        if request.may_fork and control.active():
-            lazy.install()
-        _warm_up()
-        loaded = load(request.target, request.parameters)
-        torch.set_num_threads(threads)
+
+def _load(
+    channel: Channel, request: Load, imported: ImportedWorkload | None
+) -> tuple[ImportedWorkload | None, LoadedWorkload | None]:
+    try:
+        imported = imported or _import(request)
+        loaded = imported.with_parameters(request.parameters)
     except MemfitError as error:
         channel.send(
             Failed(
@@ -104,7 +111,7 @@ def _load(channel: Channel, request: Load) -> LoadedWorkload | None:
                 details=error.details,
             )
         )
-        return None
+        return imported, None
     except ImportError as error:
         channel.send(
             Failed(
@@ -113,16 +120,31 @@ def _load(channel: Channel, request: Load) -> LoadedWorkload | None:
                 hint="install torch in the environment of memfit",
             )
         )
-        return None
+        return None, None
+    channel.send(
+        Ready(workload=loaded.info, environment=_environment(), fork_refusal=_fork_refusal())
+    )
+    return imported, loaded
+
+
+def _import(request: Load) -> ImportedWorkload:
+    import torch  # noqa: PLC0415
+
+    # OpenMP does not survive a fork once it has started its threads.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.disable()  # imports make hundreds of thousands of objects and hardly any garbage
+    if request.may_fork and control.active():
+        lazy.install()
+    _warm_up()
+    imported = import_workload(request.target)
+    torch.set_num_threads(threads)
     # Trials need not look through what was imported again and again, nor copy its pages. The one
     # full collection leaves the collector's thresholds as they are in a training program.
     gc.enable()
     gc.collect()
     gc.freeze()
-    channel.send(
-        Ready(workload=loaded.info, environment=_environment(), fork_refusal=_fork_refusal())
-    )
-    return loaded
+    return imported
 
 
 def _warm_up() -> None:

@@ -39,12 +39,17 @@ work values out and record what is read; answer from the record."""
 
 
 class Load(msgspec.Struct, tag=True, kw_only=True):
-    """Parent to nursery: import the user's code."""
+    """Parent to nursery: import the user's code, or take other parameters or another card for it.
+
+    A later one names the same target.
+    """
 
     target: str
     parameters: dict[str, Parameter]
     may_fork: bool
     """False in a process that is to run the trial itself."""
+    card: str | None = None
+    """Description of the virtual card for the trials that follow; None to keep what there is."""
 
 
 class RunTrial(msgspec.Struct, tag=True, kw_only=True):
@@ -67,6 +72,10 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     environment: Environment
     fork_refusal: str | None
     """Why trials cannot be forked from here, or None when they can."""
+
+
+class CardTaken(msgspec.Struct, tag=True, kw_only=True):
+    """Nursery to parent: the user's code looked at the former card, so there can be no other."""
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):
@@ -102,7 +111,7 @@ class Ended(msgspec.Struct, tag=True, kw_only=True):
     """As in `subprocess`: negative for a signal."""
 
 
-Message = Load | RunTrial | DescribeGpu | Ready | Failed | Gpu | Started | Ended
+Message = Load | RunTrial | DescribeGpu | Ready | CardTaken | Failed | Gpu | Started | Ended
 
 
 class Link(msgspec.Struct, kw_only=True):

@@ -23,9 +23,11 @@ from memfit.errors import CannotJudge, UsageError, WorkloadError
 from memfit.records import DeviceKind, Parameter, TrialResult, TrialSpec
 from memfit.trial.classify import Ending, classify, helpers_lost
 from memfit.trial.host import HostWatch
+from memfit.trial.lane import Lane
 from memfit.trial.lazy import NEEDS_COMPILER
 from memfit.trial.protocol import (
     OUTPUT,
+    CardTaken,
     Channel,
     DescribeGpu,
     Ended,
@@ -33,6 +35,7 @@ from memfit.trial.protocol import (
     Gpu,
     Load,
     Mark,
+    Message,
     ReadPass,
     Ready,
     RunTrial,
@@ -45,6 +48,7 @@ from memfit.trial.protocol import (
     write_script,
 )
 from memfit.units import TIB
+from memfit.virtual import CARD_VARIABLE
 
 _WATCH_S = 0.01
 """How often the resident memory of a CPU trial is looked at."""
@@ -66,6 +70,7 @@ class TrialRunner:
         environment: Mapping[str, str],
         load_timeout_s: float | None = None,
         on_mark: Callable[[Mark], None] | None = None,
+        lane: Lane | None = None,
     ) -> None:
         """Prepare a runner; `open` starts it.
 
@@ -75,15 +80,18 @@ class TrialRunner:
             environment: Variables added to the workers' environment.
             load_timeout_s: Longest time that importing the user's code may take.
             on_mark: Told now and then where the running trial is.
+            lane: Where a nursery of an earlier runner waits, and where this one's is left.
         """
         self._target = target
         self._parameters = dict(parameters)
         self._environment = dict(environment)
         self._load_timeout_s = load_timeout_s
         self._on_mark = on_mark
+        self._lane = lane or Lane()
+        self._leaves_nursery = lane is not None
         _sweep()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
-        self._nursery: _Nursery | None = None
+        self._nursery: Nursery | None = None
         self._forks = True
         self._reads_values = False
         """Whether a trial of this workload read values that kernels compute."""
@@ -162,9 +170,12 @@ class TrialRunner:
         return self._attempt(spec, folder, "play", started)
 
     def close(self) -> None:
-        """End every process and remove what they left."""
-        self._stop(self._nursery)
-        self._nursery = None
+        """End every process, but for a nursery that the lane keeps, and remove what they left."""
+        nursery, self._nursery = self._nursery, None
+        if nursery is not None and self._leaves_nursery and self._forks and nursery.idle:
+            self._lane.keep(self._target, self._environment, nursery)
+        else:
+            self._stop(nursery)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- inside ------------------------------------------------------------------------------
@@ -192,6 +203,7 @@ class TrialRunner:
                 (folder / OUTPUT).unlink(missing_ok=True)
                 ending = self._watch(nursery, spec, folder, reads, started)
         except BaseException:
+            nursery.idle = False
             self.close()
             raise
         if not self._forks or ending.exit_code is None:
@@ -199,13 +211,16 @@ class TrialRunner:
             self._nursery = None
         return ending
 
-    def _start(self, *, may_fork: bool) -> tuple[_Nursery, Ready]:
-        nursery = _Nursery(self._environment, self._folder / "import-output")
+    def _start(self, *, may_fork: bool) -> tuple[Nursery, Ready]:
+        nursery = self._lane.take(self._target, self._environment) if may_fork else None
+        if nursery is None:
+            nursery = Nursery(self._environment, self._folder / "import-output")
         try:
-            nursery.channel.send(
-                Load(target=self._target, parameters=self._parameters, may_fork=may_fork)
-            )
-            answer = nursery.channel.receive(self._load_timeout_s)
+            answer = self._load(nursery, may_fork=may_fork)
+            if isinstance(answer, CardTaken):
+                nursery.kill()
+                nursery = Nursery(self._environment, self._folder / "import-output")
+                answer = self._load(nursery, may_fork=may_fork)
         except (EOFError, OSError):
             code = nursery.kill(ends_by_itself=True)
             raise WorkloadError(
@@ -216,6 +231,7 @@ class TrialRunner:
             nursery.kill()
             raise
         if isinstance(answer, Ready):
+            nursery.idle = True
             return nursery, answer
         nursery.kill()
         if isinstance(answer, Failed):
@@ -227,9 +243,29 @@ class TrialRunner:
             details=nursery.output(),
         )
 
+    def _load(self, nursery: Nursery, *, may_fork: bool) -> Message | None:
+        """Have the user's code imported, and return the nursery's answer; None when it is late."""
+        nursery.idle = False
+        nursery.channel.send(
+            Load(
+                target=self._target,
+                parameters=self._parameters,
+                may_fork=may_fork,
+                card=self._environment.get(CARD_VARIABLE),
+            )
+        )
+        limit = self._load_timeout_s
+        deadline = math.inf if limit is None else time.monotonic() + limit
+        while (left := deadline - time.monotonic()) > 0:
+            self._lane.check()
+            answer = nursery.channel.receive(min(_MARK_S, left))
+            if answer is not None:
+                return answer
+        return None
+
     def _watch(
         self,
-        nursery: _Nursery,
+        nursery: Nursery,
         spec: TrialSpec,
         folder: Path,
         reads: ReadPass | None,
@@ -252,7 +288,7 @@ class TrialRunner:
 
     def _watch_worker(
         self,
-        nursery: _Nursery,
+        nursery: Nursery,
         spec: TrialSpec,
         folder: Path,
         reads: ReadPass | None,
@@ -260,6 +296,7 @@ class TrialRunner:
         pids: list[int],
     ) -> Ending:
         try:
+            nursery.idle = False
             nursery.channel.send(RunTrial(spec=spec, folder=str(folder), reads=reads))
             answer = nursery.channel.receive(60)
         except (EOFError, OSError):
@@ -277,13 +314,14 @@ class TrialRunner:
             _kill_group(answer.pid)  # whatever the worker started and left behind
 
     def _wait(
-        self, nursery: _Nursery, pid: int, spec: TrialSpec, folder: Path, started: float
+        self, nursery: Nursery, pid: int, spec: TrialSpec, folder: Path, started: float
     ) -> Ending:
         """Wait until the worker ends, its time is up, or it passes a limit on host memory."""
         limit = spec.device.limit_bytes if spec.device.kind is DeviceKind.CPU else None
         deadline = math.inf if spec.timeout_s is None else started + spec.timeout_s
         told = -math.inf
         while True:
+            self._lane.check()
             now = time.monotonic()
             if now >= deadline:
                 self._kill_worker(nursery, pid)
@@ -298,6 +336,7 @@ class TrialRunner:
             pause = _MARK_S if limit is None else _WATCH_S
             message = nursery.channel.receive(max(min(pause, deadline - now), 0))
             if isinstance(message, Ended):
+                nursery.idle = True
                 return self._ended(message.exit_code, started)
 
     def _tell(self, folder: Path) -> None:
@@ -320,23 +359,25 @@ class TrialRunner:
             wall_s=time.monotonic() - started,
         )
 
-    def _kill_worker(self, nursery: _Nursery, pid: int) -> None:
+    def _kill_worker(self, nursery: Nursery, pid: int) -> None:
         """Kill a worker and wait until the nursery has seen it go."""
         _kill_group(pid)
         with contextlib.suppress(EOFError, OSError):
             while not isinstance(nursery.channel.receive(10), Ended | None):
                 continue
 
-    def _stop(self, nursery: _Nursery | None) -> None:
+    def _stop(self, nursery: Nursery | None) -> None:
         if nursery is not None:
             nursery.kill()
 
 
-class _Nursery:
+class Nursery:
     """The nursery process and the channel to it."""
 
     def __init__(self, environment: Mapping[str, str], output: Path) -> None:
         self._output = output
+        self.idle = False
+        """Whether it waits for orders, with no answer outstanding."""
         ours, theirs = socket.socketpair()
         variables = {
             **os.environ,
@@ -370,8 +411,8 @@ class _Nursery:
         return self._process.wait()
 
     def output(self) -> str | None:
-        """Last lines that the user's code printed while it was imported."""
-        text = self._output.read_text(errors="replace").rstrip()
+        """Last lines that the user's code printed while it was imported, if they are kept."""
+        text = self._output.read_text(errors="replace").rstrip() if self._output.exists() else ""
         return "\n".join(text.splitlines()[-20:]) or None
 
 

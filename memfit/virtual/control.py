@@ -85,6 +85,11 @@ def set_total_bytes(total: int) -> None:
         )
 
 
+def card_was_read() -> bool:
+    """Return whether this process has looked at its virtual card, so that it can have no other."""
+    return bool(_loaded().memfit_vgpu_card_was_read())
+
+
 def used_bytes(device: int = 0) -> int:
     """Return the memory in use on a device, context included."""
     return int(_loaded().memfit_vgpu_used(device))

@@ -12,6 +12,8 @@ from memfit.virtual.build import driver_folder
 from memfit.virtual.catalogue import Card, context_charge
 
 MOST_DEVICES = 16
+CARD_VARIABLE = "MEMFIT_VGPU_CARD"
+"""Describes the card to the driver, which reads it when a process first asks for its device."""
 
 
 def prepare(card: Card, *, total_bytes: int, devices: int = 1) -> dict[str, str]:
@@ -46,9 +48,7 @@ def prepare(card: Card, *, total_bytes: int, devices: int = 1) -> dict[str, str]
         "LD_PRELOAD": _joined(_preload(folder), "LD_PRELOAD"),
         "LD_LIBRARY_PATH": _joined(str(folder), "LD_LIBRARY_PATH"),
         "TRITON_LIBCUDA_PATH": str(folder),
-        "MEMFIT_VGPU_CARD": describe(
-            card, total_bytes=total_bytes, context=context, devices=devices
-        ),
+        CARD_VARIABLE: describe(card, total_bytes=total_bytes, context=context, devices=devices),
         "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in range(devices)),
         # torch.cuda.is_available() asks NVML, so that it may be called before a fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

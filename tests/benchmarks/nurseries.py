@@ -78,11 +78,11 @@ class _Shelf:
 @contextmanager
 def shared(folder: Path) -> Iterator[None]:
     """Let all runners of this process share nurseries while the context lasts."""
-    make = runner._Nursery
+    make = runner.Nursery
     shelf = _Shelf(make, folder)
-    runner._Nursery = shelf.lend  # type: ignore[assignment, misc]
+    runner.Nursery = shelf.lend  # type: ignore[assignment, misc]
     try:
         yield
     finally:
-        runner._Nursery = make  # type: ignore[misc]
+        runner.Nursery = make  # type: ignore[misc]
         shelf.close()

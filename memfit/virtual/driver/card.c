@@ -4,6 +4,7 @@
  * device and with one line on stderr: a wrong size would be worse than none. */
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 
 static Card the_card;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static atomic_bool was_read;
 
 /* Facts that follow from the compute capability: residency limits, and memory figures typical of it. */
 static const struct {
@@ -86,6 +88,7 @@ static bool read_card(const char *description, Card *out) {
                    find_number(description, "context", 0, TIB, &out->context) &&
                    find_int(description, "devices", 1, MAX_DEVICES, &out->devices);
     if (!numbers) return false;
+    out->described = out->total;
     if (out->context >= out->total) return refuse("context is not below total");
     snprintf(out->shown, sizeof out->shown, "%s (virtual)", out->name);
     for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
@@ -100,6 +103,7 @@ static bool read_card(const char *description, Card *out) {
 }
 
 static void read_environment(void) {
+    atomic_store(&was_read, true);
     const char *description = getenv(VARIABLE);
     if (description == NULL) {
         refuse("it is not set");
@@ -113,6 +117,8 @@ const Card *card(void) {
     pthread_once(&once, read_environment);
     return &the_card;
 }
+
+bool card_was_read(void) { return atomic_load(&was_read); }
 
 void card_set_total(size_t bytes) {
     card();

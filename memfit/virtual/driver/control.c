@@ -28,6 +28,9 @@ API int memfit_vgpu_set_total(size_t bytes) {
     return SUCCESS;
 }
 
+/* Whether the card was looked at in this process; its description counts from then on. */
+API int memfit_vgpu_card_was_read(void) { return card_was_read(); }
+
 /* Bytes in use on a device, contexts and other processes of the same machine included, now and at most. */
 API size_t memfit_vgpu_used(int device) { return memory_used(device); }
 API size_t memfit_vgpu_used_peak(int device) { return memory_used_peak(device); }

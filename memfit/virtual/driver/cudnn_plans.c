@@ -46,7 +46,7 @@ static struct {
 
 static bool usable;             /* the real library can plan for a described device */
 static Descriptor device;       /* the description; one, since all devices are alike */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_once_t found_once = PTHREAD_ONCE_INIT, described_once = PTHREAD_ONCE_INIT;
 
 /* The card in cuDNN's words. */
 static void describe(char *text, size_t size) {
@@ -61,7 +61,7 @@ static void describe(char *text, size_t size) {
              "\"supportCoopLaunch\": 1, \"totalGlobalMem\": %zu, \"cudaDeviceId\": 0, \"smCountOrigin\": 0, "
              "\"deviceName\": \"%s\"}",
              c->major * 100 + c->minor * 10, VGPU_CUDA_VERSION, c->sms, c->core_khz, c->memory_khz, c->l2,
-             c->smem_block, c->major >= 8 ? 1024 : 0, c->blocks_sm, c->threads_sm, c->total, c->name);
+             c->smem_block, c->major >= 8 ? 1024 : 0, c->blocks_sm, c->threads_sm, c->described, c->name);
 }
 
 static void resolve(void *library, const char *name, void *slot) {
@@ -69,7 +69,7 @@ static void resolve(void *library, const char *name, void *slot) {
     *(void **)slot = found == own_symbol(name) ? NULL : found;
 }
 
-static void connect(void) {
+static void find_library(void) {
     void *library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
     if (library == NULL) return;
     resolve(library, "cudnnBackendCreateDescriptor", &real.create);
@@ -82,6 +82,13 @@ static void connect(void) {
     resolve(library, "cudnnGetProperty", &real.property);
     resolve(library, "cudnnGetErrorString", &real.error_string);
     resolve(library, "cudnnGetLastErrorString", &real.last_error);
+}
+
+/* The real library, without a look at the card: its version is asked for in a process that forks for other cards. */
+static void find_real(void) { pthread_once(&found_once, find_library); }
+
+static void describe_device(void) {
+    find_real();
     bool complete = real.create && real.destroy && real.set && real.get && real.finalize && real.version;
     if (!complete || real.version() < FIRST_WITH_DEVICES) return;
     char text[1024];
@@ -93,7 +100,7 @@ static void connect(void) {
 }
 
 static bool asks_real(void) {
-    pthread_once(&once, connect);
+    pthread_once(&described_once, describe_device);
     return usable;
 }
 
@@ -243,30 +250,30 @@ API int cudnnBackendExecute(UNUSED void *handle, Descriptor plan, Descriptor pac
 }
 
 API size_t cudnnGetVersion(void) {
-    asks_real();
+    find_real();
     return real.version ? real.version() : 90100;
 }
 
 API size_t cudnnGetCudartVersion(void) {
-    asks_real();
+    find_real();
     return real.cudart ? real.cudart() : VGPU_CUDA_VERSION;
 }
 
 API int cudnnGetProperty(int kind, int *value) {
-    asks_real();
+    find_real();
     if (real.property) return real.property(kind, value);
     *value = kind == 0 ? 9 : kind == 1 ? 1 : 0;
     return SUCCESS;
 }
 
 API const char *cudnnGetErrorString(int status) {
-    asks_real();
+    find_real();
     if (real.error_string) return real.error_string(status);
     return status == SUCCESS ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_INTERNAL_ERROR";
 }
 
 API void cudnnGetLastErrorString(char *text, size_t size) {
-    asks_real();
+    find_real();
     if (real.last_error) real.last_error(text, size);
     else if (size > 0) text[0] = '\0';
 }

@@ -54,11 +54,14 @@ typedef struct {
     int threads_sm, blocks_sm; /* most threads and blocks resident on one multiprocessor */
     int bus_bits, memory_khz, core_khz; /* typical of the architecture; only heuristics read them */
     size_t total, context;  /* bytes: all of the memory, and the part that the context takes */
+    size_t described;       /* the total of the description, which heuristics see whatever a trial may use */
     int devices;
 } Card;
 
 /* The card; its `devices` is 0 when the description was refused. Read once, on the first call. */
 const Card *card(void);
+/* Whether anything asked for the card yet; until then the environment may still describe another. */
+bool card_was_read(void);
 /* Changes the memory of each device; the caller has made sure that nothing was allocated. */
 void card_set_total(size_t bytes);
 
