@@ -1,4 +1,4 @@
-"""The folder of one probe: what may be written there, and how nothing is lost in it.
+"""Folders of results: what may be written there, and how nothing is lost in them.
 
 Files are written to a temporary name and renamed, so that a full disk or a kill leaves the former
 file whole. An unfinished probe leaves `memfit.progress.json`; the same question asked again starts
@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 from memfit.errors import CannotJudge, UsageError
 from memfit.records import ProbeProgress, ProbeResult, from_json, to_json
@@ -22,15 +23,22 @@ TRIALS = "trials.csv"
 REPORT = "report.html"
 
 
-class ProbeFolder:
-    """The output folder of one probe."""
+class OutputFolder:
+    """A folder that one run of memfit writes into."""
+
+    kind: ClassVar[str]
+    """What runs: `probe`."""
+    result: ClassVar[str]
+    """The file that holds the answer."""
+    progress: ClassVar[str]
+    """The file from which an unfinished run goes on."""
 
     def __init__(self, path: Path, *, force: bool) -> None:
         """Claim the folder, making it where it is missing.
 
         Args:
             path: The folder.
-            force: Whether files of an earlier probe in it may be replaced.
+            force: Whether files of an earlier run in it may be replaced.
 
         Raises:
             UsageError: When it exists with other content and `force` is not set, or cannot be
@@ -52,7 +60,7 @@ class ProbeFolder:
             self._lock()
         except BlockingIOError:
             raise UsageError(
-                f"another probe is writing into {path}",
+                f"another {self.kind} is writing into {path}",
                 hint="wait for it, or use --out for another folder",
             ) from None
         except OSError as error:
@@ -61,7 +69,7 @@ class ProbeFolder:
             ) from None
 
     def _lock(self) -> None:
-        """Keep other probes out of the folder until this process ends, however it ends."""
+        """Keep other runs out of the folder until this process ends, however it ends."""
         self._folder = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,32 +83,21 @@ class ProbeFolder:
             return
         with contextlib.suppress(PermissionError):
             present = {entry.name for entry in self.path.iterdir()}
-            if RESULT in present:
+            if self.result in present:
                 raise UsageError(
                     f"{self.path} already holds a result",
                     hint="use --force to replace it, or --out for another folder",
                 )
-            if present and PROGRESS not in present:
+            if present and self.progress not in present:
                 raise UsageError(
                     f"{self.path} exists and is not a memfit folder",
                     hint="use --out for another folder, or --force to write into this one",
                 )
 
-    def unfinished(self) -> ProbeProgress | None:
-        """Return the unfinished probe that the folder holds, or None."""
-        path = self.path / PROGRESS
-        if self.force or not path.exists():
-            return None
-        return from_json(path.read_bytes(), ProbeProgress, origin=str(path))
-
-    def save_progress(self, progress: ProbeProgress) -> None:
-        """Save what has finished so far; raises CannotJudge when the disk refuses."""
-        self.write(PROGRESS, to_json(progress))
-
-    def save_result(self, result: ProbeResult) -> None:
-        """Save the answer, which ends the unfinished state."""
-        self.write(RESULT, to_json(result))
-        self.forget_progress()
+    def saved_progress(self) -> bytes | None:
+        """Return what an unfinished run has left and may be gone on from, or None."""
+        path = self.path / self.progress
+        return None if self.force or not path.exists() else path.read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
         """Write one file whole, or leave the former one.
@@ -111,16 +108,37 @@ class ProbeFolder:
         write_whole(self.path / name, data)
 
     def forget_progress(self) -> None:
-        """Drop the unfinished state of a probe that has ended without a size to save."""
-        (self.path / PROGRESS).unlink(missing_ok=True)
+        """Drop the unfinished state of a run that has ended."""
+        (self.path / self.progress).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let other probes in, and remove the folder when this one made it and left nothing."""
+        """Let others in, and remove the folder when this one made it and left nothing."""
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
         if self._made and not any(self.path.iterdir()):
             self.path.rmdir()
+
+
+class ProbeFolder(OutputFolder):
+    """The output folder of one probe."""
+
+    kind, result, progress = "probe", RESULT, PROGRESS
+
+    def unfinished(self) -> ProbeProgress | None:
+        """Return the unfinished probe that the folder holds, or None."""
+        data = self.saved_progress()
+        origin = str(self.path / self.progress)
+        return None if data is None else from_json(data, ProbeProgress, origin=origin)
+
+    def save_progress(self, progress: ProbeProgress) -> None:
+        """Save what has finished so far; raises CannotJudge when the disk refuses."""
+        self.write(self.progress, to_json(progress))
+
+    def save_result(self, result: ProbeResult) -> None:
+        """Save the answer, which ends the unfinished state."""
+        self.write(self.result, to_json(result))
+        self.forget_progress()
 
 
 def write_whole(path: Path, data: bytes) -> None:

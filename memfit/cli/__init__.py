@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli import doctor, gate, gpus, probe, report, run, verify
+from memfit.cli import doctor, gate, gpus, plan, probe, report, run, verify
 
 _EPILOG = (
     "Exit status: 0 ok, 1 gate failed, 2 usage, 3 nothing fits, 4 the workload's own error, "
@@ -28,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="probe")(probe.probe)
+app.command(name="plan")(plan.plan)
 app.command(name="run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command(name="verify")(verify.verify)
 app.command(name="gate")(gate.gate)

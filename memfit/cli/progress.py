@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from memfit.trial.protocol import Mark
 
 
-def _import_pages() -> None:
+def import_pages() -> None:
+    """Import what the pages need, while workers run."""
     with contextlib.suppress(ImportError):  # told where the page is made
         importlib.import_module("memfit.report.page")
         importlib.import_module("pandas")
@@ -39,7 +40,7 @@ class ProgressTeller:
     def importing(self, target: str) -> None:
         """Tell that the user's code is being imported, and use the wait."""
         # The parent waits for its workers; meanwhile it imports what the pages need.
-        threading.Thread(target=_import_pages, daemon=True).start()
+        threading.Thread(target=import_pages, daemon=True).start()
         if self._status is not None:
             self._status.update(Text(f"importing torch and {target}"))
             self._status.start()

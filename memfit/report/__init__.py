@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from memfit.capacity.table import CapacityTable
     from memfit.records import ProbeResult
 
 
@@ -25,3 +26,10 @@ def render(result: ProbeResult) -> str:
     from memfit.report.page import render_page  # noqa: PLC0415 - Jinja2 and matplotlib are heavy
 
     return render_page(result)
+
+
+def render_capacity(table: CapacityTable) -> str:
+    """Make the page of a capacity plan, in the same way."""
+    from memfit.report.capacity_page import render_page  # noqa: PLC0415 - as above
+
+    return render_page(table)

@@ -97,6 +97,21 @@ def code(text: str) -> Markup:
     return Markup("".join(made))  # noqa: S704 - escaped before
 
 
+def templates() -> Environment:
+    """Open the templates, with the filters that all pages use."""
+    made = Environment(
+        loader=PackageLoader("memfit.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["stress_virtual"] = stress_virtual
+    made.filters["code"] = code
+    return made
+
+
 def render_page(result: ProbeResult) -> str:
     """Make the page of a probe.
 
@@ -106,22 +121,13 @@ def render_page(result: ProbeResult) -> str:
     Returns:
         A whole HTML document.
     """
-    templates = Environment(
-        loader=PackageLoader("memfit.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters["stress_virtual"] = stress_virtual
-    templates.filters["code"] = code
     answer = result.answer
     made_of, curve = answer.composition, answer.timeline
     curve = curve if curve and curve.points and curve.phases else None
     data, whole = embed(result)
     rows, left_out = shorten(phase_rows(curve)) if curve else ((), 0)
-    return templates.get_template("report.html.j2").render(
+    page = templates().get_template("report.html.j2")
+    return page.render(
         result=result,
         answer=answer,
         device=result.spec.device,

@@ -100,7 +100,8 @@ def _load(
     channel: Channel, request: Load, imported: ImportedWorkload | None
 ) -> tuple[ImportedWorkload | None, LoadedWorkload | None]:
     try:
-        imported = imported or _import(request)
+        if imported is None or imported.target != request.target:
+            imported = _import(request)
         loaded = imported.with_parameters(request.parameters)
     except MemfitError as error:
         channel.send(

@@ -1,0 +1,1 @@
+"""A capacity plan: many probes, devices by settings, into one table."""
