@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import memfit
 
@@ -48,6 +49,7 @@ class Transformer(nn.Module):
         self, vocabulary: int, tokens: int, width: int, heads: int, layers: int, dropout: float
     ) -> None:
         super().__init__()
+        self.checkpointing = False  # recompute every block in backward
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(tokens, width)
         self.dropout = nn.Dropout(dropout)
@@ -60,7 +62,7 @@ class Transformer(nn.Module):
         positions = torch.arange(ids.shape[1], device=ids.device)
         x = self.dropout(self.token(ids) + self.position(positions))
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
@@ -74,11 +76,14 @@ class GPT2(memfit.Workload):
     heads: int = 12
     layers: int = 12
     dropout: float = 0.1
+    checkpointing: bool = False
 
     def model(self) -> nn.Module:
-        return Transformer(
+        model = Transformer(
             self.vocabulary, self.seq_len, self.width, self.heads, self.layers, self.dropout
         )
+        model.checkpointing = self.checkpointing
+        return model
 
     def batch(self, m: int) -> Tensor:
         # One token more than the model reads: inputs and targets are shifted by one.

@@ -717,6 +717,14 @@ def to_json(record: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
+def schema_of(data: bytes) -> str | None:
+    """Return which document this is, or None when it is none of memfit's."""
+    try:
+        return msgspec.json.decode(data, type=_Header).schema
+    except msgspec.DecodeError:
+        return None
+
+
 def from_json(data: bytes, kind: type[Record], *, origin: str) -> Record:
     """Decode a stored document.
 

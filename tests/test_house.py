@@ -151,7 +151,17 @@ def test_faces_know_no_torch_at_all(module: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["memfit.batch", "memfit.gate", "memfit.search", "memfit.outcomes", "memfit.verify.findings"],
+    [
+        "memfit.batch",
+        "memfit.gate",
+        "memfit.search",
+        "memfit.outcomes",
+        "memfit.capacity.table",
+        "memfit.capacity.matrix",
+        "memfit.capacity.cells",
+        "memfit.capacity.needs",
+        "memfit.verify.findings",
+    ],
 )
 def test_the_pure_modules_start_nothing_and_read_nothing(module: str) -> None:
     impure = {"os", "subprocess", "pathlib", "psutil", "time", "random", "socket"}

@@ -38,7 +38,7 @@ class PlanRequest:
     clip_norm: float | None = None
     group_microbatches: int = 2
     max_microbatch: int | None = None
-    max_trials: int = 40
+    max_trials: int | None = None
     time_budget_s: float | None = None
     """For each cell."""
     trial_timeout_s: float | None = 1800.0

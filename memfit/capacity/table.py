@@ -273,14 +273,14 @@ def fit_of(points: tuple[CapacityPoint, ...]) -> PeakFit | None:
     count, total = len(sizes), sum(sizes)
     spread = count * sum(m * m for m in sizes) - total * total
     lift = sum(highest.values())
-    slope = (count * sum(m * highest[m] for m in sizes) - total * lift) / spread
-    intercept = (lift - slope * total) / count
-    far = max(sizes, key=lambda m: (abs(highest[m] - intercept - slope * m), -m))
-    residual = abs(highest[far] - intercept - slope * far)
+    slope = round((count * sum(m * highest[m] for m in sizes) - total * lift) / spread)
+    intercept = round((lift - slope * total) / count)
+    residuals = {m: abs(highest[m] - intercept - slope * m) for m in sizes}
+    far = max(sizes, key=lambda m: (residuals[m], -m))
     return PeakFit(
         points=count,
-        intercept_bytes=round(intercept),
-        slope_bytes=round(slope),
-        residual_bytes=0 if count == _LEAST_POINTS else round(residual),
+        intercept_bytes=intercept,
+        slope_bytes=slope,
+        residual_bytes=0 if count == _LEAST_POINTS else residuals[far],
         residual_microbatch=far,
     )

@@ -84,7 +84,12 @@ def plan(
     max_microbatch: Annotated[
         int | None, typer.Option(help="Try no microbatch above this.")
     ] = None,
-    max_trials: Annotated[int, typer.Option(help="Run at most this many trials in a cell.")] = 40,
+    max_trials: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Run at most N trials in a cell; 200 on a virtual GPU, 40 elsewhere."
+        ),
+    ] = None,
     time_budget: Annotated[
         float | None,
         typer.Option(

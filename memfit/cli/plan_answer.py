@@ -28,7 +28,6 @@ def render_plan(table: CapacityTable, console: Console) -> None:
     if not console.is_terminal:
         console.width = max(console.width, _WIDE)
     console.print(Text(words.sentence(capacity_words.headline(table)), style="bold"))
-    console.print()
     for need in table.needed:
         if len(table.needed) > 1:
             console.print(Text(f"- {capacity_words.needed(table, need)}"))
@@ -37,7 +36,7 @@ def render_plan(table: CapacityTable, console: Console) -> None:
             console.print(Text(f"  the next smaller, {below}", style="dim"))
     if table.needed:
         console.print(Text(capacity_words.BY_MEMORY, style="dim"))
-        console.print()
+    console.print()
     virtual = ", virtual" if table.is_virtual else ""
     console.print(Text(f"{table.workload.name}, {capacity_words.fixed(table)}{virtual}:"))
     console.print(_table(table))

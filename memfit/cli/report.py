@@ -13,18 +13,16 @@ from memfit.errors import UsageError
 
 @verb
 def report(
-    result: Annotated[Path, typer.Argument(help="A memfit.json.")],
+    result: Annotated[Path, typer.Argument(help="A memfit.json or capacity.json.")],
     out: Annotated[
-        Path | None, typer.Option(help="The page to write; by default report.html beside it.")
+        Path | None, typer.Option(help="The page to write; by default beside it.")
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a page that differs from the new one.")
     ] = False,
 ) -> None:
     """Make the HTML page of a result again."""
-    from memfit.folder import REPORT, write_whole  # noqa: PLC0415
-    from memfit.records import ProbeResult, from_json  # noqa: PLC0415
-    from memfit.report import render  # noqa: PLC0415
+    from memfit.folder import write_whole  # noqa: PLC0415
 
     try:
         data = result.read_bytes()
@@ -32,8 +30,8 @@ def report(
         raise UsageError(
             f"cannot read {result}: {error.strerror}", hint="name a memfit.json"
         ) from None
-    page = render(from_json(data, ProbeResult, origin=str(result))).encode()
-    path = out or result.with_name(REPORT)
+    page, name = _page(data, origin=str(result))
+    path = out or result.with_name(name)
     if path.is_dir() or not path.parent.is_dir():
         wrong = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise UsageError(wrong, hint="name the page to write with --out, in a folder that exists")
@@ -41,3 +39,16 @@ def report(
         raise UsageError(f"{path} exists and differs", hint="use --force to replace it, or --out")
     write_whole(path, page)
     stderr().print(f"wrote {path}", soft_wrap=True)
+
+
+def _page(data: bytes, *, origin: str) -> tuple[bytes, str]:
+    """Make the page of a document, and say how it is named."""
+    from memfit.capacity.folder import PAGE  # noqa: PLC0415
+    from memfit.capacity.table import CapacityTable  # noqa: PLC0415
+    from memfit.folder import REPORT  # noqa: PLC0415
+    from memfit.records import ProbeResult, from_json, schema_of  # noqa: PLC0415
+    from memfit.report import render, render_capacity  # noqa: PLC0415
+
+    if schema_of(data) == "memfit.capacity":
+        return render_capacity(from_json(data, CapacityTable, origin=origin)).encode(), PAGE
+    return render(from_json(data, ProbeResult, origin=origin)).encode(), REPORT

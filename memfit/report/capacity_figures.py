@@ -40,8 +40,9 @@ def peaks(table: CapacityTable) -> Chart | None:
     return draw(
         "peaks",
         f"Peak memory against microbatch, setting by setting{note}",
-        "Points are measured peaks, dashed lines their fits, and level lines the limits of the "
-        "devices. All values are in the table that follows.",
+        "Hollow points are allocated peaks and dashed lines their fits; small full points are what "
+        "is compared with the limit of the device, a level line. All values are in the table that "
+        "follows.",
         lambda figure, narrow: _paint(figure, table, rows, slugs, narrow=narrow),
     )
 
@@ -66,7 +67,7 @@ def _paint(
     for axes in panels[len(rows) :]:
         axes.set_visible(False)
     figure.supxlabel("microbatch (examples)", fontsize=9.5, color=MUTED)
-    figure.supylabel("allocated, GiB of one device", fontsize=9.5, color=MUTED)
+    figure.supylabel("GiB of one device", fontsize=9.5, color=MUTED)
     handles, names = [], []
     for axes in panels[: len(rows)]:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -87,9 +88,17 @@ def _panel(axes: Any, cells: Sequence[CapacityCell], slugs: Sequence[str]) -> No
             for p in cell.points
             if p.verdict is Verdict.FITS and p.peak_allocated_bytes is not None
         ]
-        limit = (cell.device.limit_bytes - (cell.device.context_bytes or 0)) / GIB
+        compared = [
+            (p.microbatch, p.peak_bytes / GIB)
+            for p in cell.points
+            if p.verdict is Verdict.FITS and p.peak_bytes is not None
+        ]
+        limit = cell.device.limit_bytes / GIB
         axes.axhline(limit, color=colour, linewidth=0.9)
         tops.append(limit)
+        if compared:
+            small = {"linestyle": "", "marker": marker, "markersize": 3, "fillstyle": "full"}
+            axes.plot(*zip(*compared, strict=True), color=colour, **small)
         if not fits:
             continue
         right = max(right, *(m for m, _ in fits))
@@ -99,11 +108,11 @@ def _panel(axes: Any, cells: Sequence[CapacityCell], slugs: Sequence[str]) -> No
             ends = (0, max(m for m, _ in fits))
             heights = [cell.fit.at(m) / GIB for m in ends]
             axes.plot(ends, heights, color=colour, linewidth=1, linestyle=(0, (4, 3)))
-        m, height = fits[-1]
+        m, height = max(fits)
         axes.annotate(
             str(m),
             (m, height),
-            xytext=(0, -6),
+            xytext=(0, -5),
             textcoords="offset points",
             ha="center",
             va="top",

@@ -39,7 +39,7 @@ work values out and record what is read; answer from the record."""
 
 
 class Load(msgspec.Struct, tag=True, kw_only=True):
-    """Parent to nursery: import the user's code, or take other parameters or another card for it."""
+    """Parent to nursery: import the user's code, or give it other parameters or another card."""
 
     target: str
     parameters: dict[str, Parameter]

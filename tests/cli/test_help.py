@@ -85,6 +85,32 @@ OPTIONS = {
         "--junit",
         "--quiet/-q",
     },
+    "plan": {
+        "target",
+        "--on",
+        "--set",
+        "--precision",
+        "--replicas/-D",
+        "--logical-batch/-B",
+        "--need",
+        "--try",
+        "--policy",
+        "--memory-limit",
+        "--headroom",
+        "--clip",
+        "--group-microbatches",
+        "--max-microbatch",
+        "--max-trials",
+        "--time-budget",
+        "--trial-timeout",
+        "--seed",
+        "--data-dependent",
+        "--jobs/-j",
+        "--out",
+        "--force",
+        "--json",
+        "--quiet/-q",
+    },
     "report": {"result", "--out", "--force"},
     "gpus": {"card", "--from-this-machine", "--out", "--force", "--json"},
     "doctor": set(),
@@ -136,7 +162,7 @@ def test_the_help_names_the_exit_codes(capfd: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["probe", "--help"], ["--version"], ["gpus", "--json"]],
+    [["--help"], ["probe", "--help"], ["plan", "--help"], ["--version"], ["gpus", "--json"]],
 )
 def test_quick_words_import_nothing_heavy(words: list[str], tmp_path: Path) -> None:
     code = (
