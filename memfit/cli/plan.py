@@ -87,7 +87,7 @@ def plan(
     max_trials: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Run at most N trials in a cell; 200 on a virtual GPU, 40 elsewhere."
+            metavar="N", help="Run at most N trials in a cell: by default 40, on a virtual GPU 400."
         ),
     ] = None,
     time_budget: Annotated[

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 STEPS = 6
 """Shades of the heat map."""
-WHOLE_CELLS = 100
-"""Cells that are told in full; of a larger plan, those without an answer come first."""
+WHOLE_CELLS, OF_MANY = 100, 20
+"""Cells that are told in full, and how many of a larger plan; those without an answer first."""
 WHOLE_POINTS = 150
 _WHOLE_RECORD = 90_000
 
@@ -40,7 +40,8 @@ def told(table: CapacityTable) -> tuple[CapacityCell, ...]:
     cells = [c for c in table.cells if c.status is not CellStatus.NOT_PROBED]
     if len(cells) > WHOLE_CELLS:
         cells.sort(key=lambda c: c.status is CellStatus.FITS)
-    return tuple(sorted(cells[:WHOLE_CELLS], key=lambda c: c.index))
+        cells = sorted(cells[:OF_MANY], key=lambda c: c.index)
+    return tuple(cells)
 
 
 def embed(table: CapacityTable) -> Markup | None:
@@ -82,6 +83,7 @@ def render_page(table: CapacityTable) -> str:
         ],
         devices=[cell.device for cell in table.matrix[: len(table.spec.devices)]],
         cells=cells,
+        linked={cell.index for cell in cells},
         left_out=sum(c.status is not CellStatus.NOT_PROBED for c in table.cells) - len(cells),
         unanswered=[c for c in cells if c.status is not CellStatus.FITS],
         points=points[:WHOLE_POINTS],

@@ -28,7 +28,7 @@ def place(folder: Path) -> Path:
     return folder
 
 
-_INCIDENTAL = {"output_tail": [], "traceback": None}
+_INCIDENTAL: dict[str, Any] = {"output_tail": [], "traceback": None}
 """Times and process numbers are in the one, and frames of torch's compiler in the other, which a
 nursery imports when the first trial needs it."""
 
