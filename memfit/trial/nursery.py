@@ -129,12 +129,12 @@ def _load(
 
 
 def _import(request: Load) -> ImportedWorkload:
+    gc.disable()  # imports make hundreds of thousands of objects and hardly any garbage
     import torch  # noqa: PLC0415
 
     # OpenMP does not survive a fork once it has started its threads.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.disable()  # imports make hundreds of thousands of objects and hardly any garbage
     if request.may_fork and control.active():
         lazy.install()
     _warm_up()
