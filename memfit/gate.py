@@ -351,8 +351,8 @@ def changes_of(before: Ledger, now: Ledger, phase: str) -> list[Change]:
     """Say what changed between the peaks of one phase, the largest growth first.
 
     Rows are matched by module, function and the text of the line. What then remains is netted
-    within a module, within a line, and within a category where the bytes are equal, so that
-    renamed modules, moved code and rewritten lines are no change.
+    within a module and within a line and, where the bytes are equal, among siblings and within a
+    category, so that renamed modules, moved code and rewritten lines are no change.
     """
     old, _ = _column(before, phase)
     new, places = _column(now, phase)
@@ -364,6 +364,7 @@ def changes_of(before: Ledger, now: Ledger, phase: str) -> list[Change]:
         deltas[key] -= size
     for group in _LEVELS:
         _net(deltas, group)
+    _net_equal(deltas, lambda key: (key[0], key[1].rpartition(".")[0]))
     _net_equal(deltas, lambda key: key[0])
     _blame_parameters(deltas)
     return _told(deltas, {**old_places, **places})

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
     from memfit.gate import Change, Comparison, Figure, GateResult
 
+_FAILURES = {
+    "more": ("needs more memory", "need more memory"),
+    "failed": (
+        "is over a limit or does not run any more",
+        "are over limits or do not run any more",
+    ),
+    "not comparable": ("cannot be compared", "cannot be compared"),
+    "error": ("fails by itself", "fail by themselves"),
+}
 _SHOWN_CHANGES = 10
 _SUMMARY_BYTES = 900_000
 """GitHub drops a step's summary above 1024k."""
@@ -64,17 +73,11 @@ def sentence(result: GateResult) -> str:
     word = " (virtual)" if is_virtual(result) else ""
     if not failing:
         return f"passed: {workloads} within the limits of {result.baseline}{word}"
-    kinds = {
-        "more": "need more memory",
-        "failed": "are over a limit or do not run any more",
-        "not comparable": "cannot be compared",
-        "error": "fail by themselves",
-    }
-    told = [
-        f"{len([c for c in failing if c.verdict == verdict])} {words}"
-        for verdict, words in kinds.items()
-        if any(c.verdict == verdict for c in failing)
-    ]
+    told = []
+    for verdict, (one, more) in _FAILURES.items():
+        number = sum(c.verdict == verdict for c in failing)
+        if number:
+            told.append(f"{number} {one if number == 1 else more}")
     return f"failed: of {workloads}, {', '.join(told)}{word}"
 
 

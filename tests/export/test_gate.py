@@ -50,7 +50,7 @@ ALL = result(SAME, MORE, LESS, OTHER, BROKEN)
 
 def test_a_sentence_counts_what_failed_and_says_virtual() -> None:
     assert sentence(ALL) == (
-        "failed: of 5 workloads, 1 need more memory, 1 are over a limit or do not run any more, "
+        "failed: of 5 workloads, 1 needs more memory, 1 is over a limit or does not run any more, "
         "1 cannot be compared (virtual)"
     )
     assert sentence(result(SAME)).startswith("passed: 1 workload within the limits")

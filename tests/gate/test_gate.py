@@ -196,6 +196,24 @@ def test_a_rewritten_line_has_only_its_growth() -> None:
     assert (change.bytes, change.text) == (100, "h = f(x).double()")
 
 
+def test_what_moved_between_siblings_leaves_the_growth_at_its_line() -> None:
+    before = ledger(
+        row("activations", "blocks.[0-3].up", "h = gelu(self.up(x))", 40),
+        row("activations", "blocks.[0-3]", "h = gelu(self.up(x))", 40),
+    )
+    now = ledger(
+        row("activations", "blocks.[0-3]", "h = gelu(self.up(x).float())", 80),
+        row("activations", "blocks.[0-3].down", "y = self.down(h)", 40, line=2),
+    )
+    (change,) = changes_of(before, now, "backward")
+
+    assert (change.module, change.text, change.bytes) == (
+        "blocks.[0-3]",
+        "h = gelu(self.up(x).float())",
+        40,
+    )
+
+
 def test_state_and_gradients_of_added_parameters_are_blamed_on_their_line() -> None:
     now = ledger(
         row("parameters", "head", "self.head = Linear()", 100, line=5),
