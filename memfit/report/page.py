@@ -14,11 +14,12 @@ from memfit.report import figures, staying, verified, words
 from memfit.story import tell
 
 if TYPE_CHECKING:
-    from memfit.records import ProbeResult, Timeline
+    from memfit.records import Ledger, LedgerRow, ProbeResult, Timeline
 
 _WHOLE_TABLE = 64
 _SHOWN_OF_LONG = 24
 _WHOLE_RECORD = 150_000
+_LEDGER_ROWS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,13 @@ def shorten(rows: tuple[PhaseRow, ...]) -> tuple[tuple[PhaseRow, ...], int]:
     half = _SHOWN_OF_LONG // 2
     chosen = sorted({*range(half), highest, *range(len(rows) - half, len(rows))})
     return tuple(rows[i] for i in chosen), len(rows) - len(chosen)
+
+
+def largest_rows(ledger: Ledger) -> tuple[tuple[LedgerRow, int], ...]:
+    """Pick the largest rows of a ledger's highest peak, each with its bytes there."""
+    at = ledger.highest
+    rows = sorted(ledger.rows, key=lambda row: -row.bytes[at])[:_LEDGER_ROWS]
+    return tuple((row, row.bytes[at]) for row in rows if row.bytes[at])
 
 
 def embed(result: ProbeResult) -> tuple[Markup, bool]:
@@ -140,6 +148,7 @@ def render_page(result: ProbeResult) -> str:
         peaks=figures.peaks(result),
         composition=figures.composition(result, made_of) if made_of else None,
         made_of=made_of,
+        ledger_rows=largest_rows(answer.ledger) if answer.ledger else (),
         parts=figures.parts(result, made_of) if made_of else (),
         timeline=figures.timeline(result, curve) if curve else None,
         curve=curve,

@@ -10,7 +10,15 @@ import matplotlib as mpl
 import msgspec
 import pytest
 
-from memfit.records import Certificate, Composition, ProbeResult, Verdict
+from memfit.records import (
+    Certificate,
+    Composition,
+    Ledger,
+    LedgerPeak,
+    LedgerRow,
+    ProbeResult,
+    Verdict,
+)
 from memfit.report import render
 from memfit.report.figures import parts, thin
 from memfit.report.page import embed, phase_rows, shorten, stress_virtual
@@ -263,6 +271,25 @@ def test_the_process_before_the_workload_is_a_part_of_its_own() -> None:
     page = render(replace(result, trials=trials))
     assert "the process before the workload" in page
     assert "reserved by the allocator" not in page
+
+
+def test_the_largest_blocks_are_told_by_module_and_line() -> None:
+    result = sample.gpt2()
+    row = LedgerRow(
+        category="activations",
+        module="layers.[0-11].mlp",
+        place="model.py:41",
+        function="forward",
+        text="h = self.up(x)",
+        bytes=(GIB,),
+        blocks=(12,),
+    )
+    peak = LedgerPeak(phase="backward", groups="later", allocated_bytes=GIB)
+    told = replace(result.answer, ledger=Ledger(peaks=(peak,), rows=(row,)))
+    trials = tuple(told if t is result.answer else t for t in result.trials)
+    page = render(replace(result, trials=trials))
+    assert "<td>layers.[0-11].mlp</td><td>model.py:41</td>" in page
+    assert "The largest parts by module and line" not in render(result)
 
 
 def test_a_timeline_is_summed_up_phase_by_phase() -> None:
