@@ -267,7 +267,17 @@ def _become_worker(loaded: LoadedWorkload, request: RunTrial) -> NoReturn:
     output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    _be_killed_first()
     worker.run(loaded, request.spec, folder, request.reads)
+
+
+def _be_killed_first() -> None:
+    """Have the kernel end the trial where the host runs out of memory, and nobody else for it.
+
+    It weighs processes by what they have in memory, and the nursery has most of the libraries.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def die_with_parent() -> None:

@@ -206,7 +206,7 @@ class TrialRunner:
             nursery.idle = False
             self.close()
             raise
-        if not self._forks or ending.exit_code is None:
+        if not self._forks or not nursery.idle:  # gone, or not waiting for orders
             self._stop(nursery)
             self._nursery = None
         return ending
@@ -360,11 +360,13 @@ class TrialRunner:
         )
 
     def _kill_worker(self, nursery: Nursery, pid: int) -> None:
-        """Kill a worker and wait until the nursery has seen it go."""
+        """Kill a worker and wait until the nursery has seen it go, so that it may go on."""
         _kill_group(pid)
         with contextlib.suppress(EOFError, OSError):
-            while not isinstance(nursery.channel.receive(10), Ended | None):
-                continue
+            while (message := nursery.channel.receive(10)) is not None:
+                if isinstance(message, Ended):
+                    nursery.idle = True
+                    return
 
     def _stop(self, nursery: Nursery | None) -> None:
         if nursery is not None:

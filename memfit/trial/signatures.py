@@ -202,7 +202,9 @@ _SIZE = (
     _row(
         "32-bit index",
         r"\bINT_MAX elements|canUse32BitIndexMath|\b32-bit index"
-        r"|\btoo large to fit into a \w*int\b",
+        r"|\btoo large to fit into a \w*int\b|\bnumeric_limits<int(?:eger_t|32_t)?>::max\(\)"
+        r"|> INT32_MAX is not supported|\bsupports dimension sizes up to 2147483647\b"
+        r"|\bis too big to for CUB\b",
         "pytorch/pytorch#93599",
         verdict=Verdict.SIZE_LIMIT,
     ),

@@ -220,6 +220,23 @@ INDEX = [
     ),
     Seen("cub sort does not support sorting more than INT_MAX elements", "32-bit index"),
     Seen("input tensor must fit into 32-bit index math", "32-bit index"),
+    Seen(
+        "Expected output.numel() <= std::numeric_limits<int32_t>::max() to be true, but got "
+        "false.  (Could this error message be improved?",
+        "32-bit index",
+    ),
+    Seen(
+        "input.numel() < std::numeric_limits<int32_t>::max() INTERNAL ASSERT FAILED at "
+        '"/pytorch/aten/src/ATen/native/cuda/AdaptiveAveragePooling.cu":693',
+        "32-bit index",
+    ),
+    Seen(
+        "kthvalue(): dimension 0 is too large (2147483648). The current CUDA implementation "
+        "supports dimension sizes up to 2147483647",
+        "32-bit index",
+    ),
+    Seen("num_inp 2147483648 is too big to for CUB", "32-bit index"),
+    Seen("dst stride > INT32_MAX is not supported", "32-bit index"),
     Seen("batch (2147483648) is too large to fit into a int (4 bytes)", "32-bit index"),
     Seen("Input tensor is too large.", "too large for a kernel"),
     Seen("Output size is too large.", "too large for a kernel"),
@@ -258,6 +275,8 @@ NOT_MEMORY = [
     "DataLoader worker (pid 4912) is killed by signal: Segmentation fault. ",
     "DataLoader worker (pid(s) 4912) exited unexpectedly",
     "the shared memory of the dataloader worker is gone",
+    "number of categories cannot exceed 2^24",
+    "Expected to - from <= std::numeric_limits<T>::max() to be true, but got false.",
     "Shared memory manager connection has timed out",
     "unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)",
     "unable to write to file </data/checkpoint.pt>: No space left on device (28)",
