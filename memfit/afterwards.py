@@ -11,6 +11,7 @@ from memfit.question import ProbeListener
 from memfit.records import (
     DeviceKind,
     Environment,
+    Evaluation,
     Steadiness,
     TrialResult,
     TrialSpec,
@@ -51,6 +52,34 @@ class Afterwards:
             record_timeline=False,
         )
         return judge(answer, self._tell(spec))
+
+    def evaluation(self, answer: TrialResult, *, index: int) -> Evaluation | None:
+        """Run the answer's group and an evaluation pass after it, in a trial of its own."""
+        if self.time_is_up():
+            return None
+        spec = replace(
+            answer.spec,
+            index=index,
+            purpose="evaluate",
+            reason="an evaluation pass at the answer's microbatch",
+            groups=2,
+            group_microbatches=min(answer.spec.group_microbatches, 2),
+            evaluate=True,
+            record_timeline=False,
+        )
+        result = self._tell(spec)
+        found = Evaluation(
+            verdict=result.verdict,
+            text=result.evidence.text,
+            microbatch=spec.sizes[0],
+            peak=result.observed.evaluation,
+        )
+        if result.verdict is not Verdict.FITS:
+            self.listener.warned(
+                f"an evaluation pass at microbatch {found.microbatch} did not come to its end: "
+                f"{found.text}; evaluate with a smaller one"
+            )
+        return found
 
     def tuned(
         self,

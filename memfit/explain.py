@@ -175,3 +175,34 @@ def limits_of(spec: ProbeSpec) -> tuple[str, ...]:
             "the wrapper are measured, those of the communication library are not."
         )
     return tuple(said)
+
+
+def noticed(answer: TrialResult) -> tuple[str, ...]:
+    """What the answer's trial showed by the way, one sentence each without a full stop."""
+    seen, said = answer.observed, []
+    if seen.unlike_shapes:
+        said.append(
+            f"batch({answer.spec.sizes[0]}) returned unlike shapes from call to call "
+            f"({' and '.join(f'({shape})' for shape in seen.unlike_shapes)}): the answer holds for "
+            "what was drawn; return the longest batch that training will see"
+        )
+    if seen.unlike_counts is not None:
+        low, high = seen.unlike_counts
+        said.append(
+            f"count() of microbatches of one size lay between {low:,} and {high:,}: weights follow "
+            "the counts, but memory follows the longest batch, so batch() has to make that one"
+        )
+    if seen.graphs_first_group is not None or seen.graphs_later:
+        first, later = seen.graphs_first_group or 0, seen.graphs_later or 0
+        again = "none after it" if not later else f"{later} more after it: it recompiled"
+        said.append(f"torch.compile compiled {first} graphs up to the end of group 1 and {again}")
+    for other in seen.other_processes:
+        used = "an unknown part" if other.used_bytes is None else format_bytes(other.used_bytes)
+        name = f"{other.name} (pid {other.pid})" if other.name else f"pid {other.pid}"
+        said.append(f"{name} used {used} of the GPU beside the trial; its memory is not free")
+    if answer.spec.resumed:
+        said.append(
+            "the optimizer's state was there from the start; loading a checkpoint straight onto "
+            "the device holds a second copy of it for a moment, which map_location='cpu' avoids"
+        )
+    return tuple(said)

@@ -20,7 +20,7 @@ from memfit.errors import (
     NothingFits,
     UsageError,
 )
-from memfit.explain import disagreements, limits_of, nothing_fits, workload_error
+from memfit.explain import disagreements, limits_of, nothing_fits, noticed, workload_error
 from memfit.folder import ProbeFolder
 from memfit.outcomes import unrepeated
 from memfit.question import (
@@ -191,6 +191,8 @@ class _Probe:
             trial_timeout_s=request.trial_timeout_s,
             seed=request.seed,
             data_dependent=share_of(request.data_dependent),
+            resumed=request.resumed,
+            evaluate=request.evaluate,
             allocator=EXPANDABLE if chosen is AllocatorChoice.EXPANDABLE else None,
         )
 
@@ -346,6 +348,7 @@ class _Probe:
             device=device or self._spec.device,
             seed=self._spec.seed,
             data_dependent=self._spec.data_dependent,
+            resumed=self._spec.resumed,
             allocator=self._spec.allocator,
             timeout_s=self._spec.trial_timeout_s,
             record_timeline=full,
@@ -401,6 +404,7 @@ class _Probe:
         if poor is not None:
             notes.append(f"{poor[0]}; {poor[1]}")
         answer = self._told_by_block(self._trial(certificate.trial))
+        notes += noticed(answer)
         result = ProbeResult(
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             command=self._request.command,
@@ -426,6 +430,9 @@ class _Probe:
             ),
             notes=tuple(notes),
             tuned=self._tuned(answer),
+            evaluation=self._afterwards.evaluation(answer, index=len(self._trials) + 1)
+            if self._spec.evaluate
+            else None,
             steadiness=self._afterwards.steadiness(answer, index=len(self._trials) + 1),
             verification=find_verification(self._workload),
             wall_s=time.monotonic() - self._started,

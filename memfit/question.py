@@ -48,6 +48,10 @@ class ProbeRequest:
     clip_norm: float | None = None
     group_microbatches: int = 2
     allocator: AllocatorChoice = AllocatorChoice.AUTO
+    resumed: bool = False
+    """Whether the optimizer's state is there from the start, as after a checkpoint."""
+    evaluate: bool = False
+    """Whether an evaluation pass follows, which never changes the answer."""
     groups: int = 3
     """Groups of a trial that runs full ones."""
     max_microbatch: int | None = None

@@ -133,10 +133,10 @@ class TrialSpec:
 
     index: int
     """Number of the trial in its probe, from 1."""
-    purpose: Literal["search", "confirm", "diagnose", "trace"]
-    """`confirm` runs full groups. Two never count as a fit: `diagnose` asks what microbatch 1 would
-    need on a virtual card without a limit, and `trace` where memory comes from that grows from
-    group to group."""
+    purpose: Literal["search", "confirm", "diagnose", "trace", "evaluate"]
+    """`confirm` runs full groups. The others never count as a fit: `diagnose` asks what microbatch
+    1 would need on a virtual card without a limit, `trace` where memory comes from that grows from
+    group to group, and `evaluate` what an evaluation pass takes."""
     reason: str = ""
     """Why this size was tried, in one sentence without a full stop."""
     repeats: int | None = None
@@ -153,6 +153,10 @@ class TrialSpec:
     seed: int = 0
     timeout_s: float | None = None
     record_timeline: bool = False
+    resumed: bool = False
+    """Whether the optimizer's state is there before the first group."""
+    evaluate: bool = False
+    """Whether an evaluation pass follows the groups; its peak is told apart."""
     allocator: str | None = None
     """Settings that are added to those of the environment, such as `expandable_segments:True`."""
     record_ledger: bool = False
@@ -428,6 +432,37 @@ class Steadiness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPeak:
+    """Memory of an evaluation pass at the training size, with the optimizer's state in place."""
+
+    microbatch: int
+    peak_allocated_bytes: int | None
+    peak_bytes: int | None
+    """As in `DeviceMemory`: the figure that is compared with the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherProcess:
+    """A process beside the trial that used the same GPU."""
+
+    pid: int
+    name: str | None
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """An evaluation pass at the answer's microbatch; it never changes the answer."""
+
+    verdict: Verdict
+    text: str
+    """What decided the verdict, in one sentence."""
+    microbatch: int
+    peak: EvaluationPeak | None
+    """None where it did not come to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """What a trial showed beside its verdict and its peaks."""
 
@@ -435,6 +470,18 @@ class Observed:
     """Allocated memory at the end of each group; empty where no allocator counts it."""
     growth_places: tuple[GrowthPlace, ...] = ()
     """Where memory that stayed came from, in a trial that traced it."""
+    evaluation: EvaluationPeak | None = None
+    """None in a trial without an evaluation pass."""
+    unlike_shapes: tuple[str, ...] = ()
+    """Shapes of microbatches of one size that differed from call to call; empty when alike."""
+    unlike_counts: tuple[int, int] | None = None
+    """Smallest and largest `count` of microbatches of one size, where they differed."""
+    graphs_first_group: int | None = None
+    """Graphs that torch.compile compiled up to the end of the first group; None without it."""
+    graphs_later: int | None = None
+    """Graphs compiled after the first group: recompilations."""
+    other_processes: tuple[OtherProcess, ...] = ()
+    """Processes seen on the same real GPU before or at the end of the trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,6 +586,10 @@ class ProbeSpec:
     time_budget_s: float | None = None
     """Time after which no trial is begun once there is an answer; None for as long as it takes."""
     trial_timeout_s: float | None = None
+    resumed: bool = False
+    """As in `TrialSpec`."""
+    evaluate: bool = False
+    """Whether an evaluation pass was asked for after the answer."""
     allocator: str | None = None
     """As in `TrialSpec`: the answer holds with these settings of the allocator."""
     seed: int = 0
@@ -669,6 +720,8 @@ class ProbeResult:
     """How a group with fewer examples, at the end of an epoch, is to be treated."""
     notes: tuple[str, ...] = ()
     """Remarks to the user: poor splits, caps reached, thrash seen."""
+    evaluation: Evaluation | None = None
+    """None where it was not asked for."""
     tuned: Tuned | None = None
     """None where no other setting was tried."""
     steadiness: Steadiness | None = None

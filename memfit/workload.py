@@ -101,6 +101,16 @@ class Workload:
         ids = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids, process_group=mesh.get_group())
 
+    def evaluate(self, model: Any, batch: Any) -> Any:
+        """Run one evaluation pass; by default the loss, without gradients.
+
+        Called with the model in evaluation mode, where `--evaluate` asks for it.
+        """
+        import torch  # noqa: PLC0415
+
+        with torch.no_grad():
+            return self.loss(model, batch)
+
     def counts_elements(self) -> bool:
         """Whether `count` was overridden."""
         return type(self).count is not Workload.count
@@ -370,7 +380,7 @@ def _how_to_write() -> str:
 
 def _from_functions(module: ModuleType) -> type[Workload]:
     """Make a class of a plain module's functions."""
-    names = (*_FUNCTIONS, "optimizer", "count", "parallelize")
+    names = (*_FUNCTIONS, "optimizer", "count", "parallelize", "evaluate")
     own = {n: staticmethod(getattr(module, n)) for n in names if callable(getattr(module, n, None))}
     name = module.__name__.rpartition(".")[2]
     return type(

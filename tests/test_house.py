@@ -37,6 +37,8 @@ KNOW_TORCH = {
     "memfit.selftest",
     "memfit.trial.checks",
     "memfit.trial.growth",
+    "memfit.trial.noticing",
+    "memfit.trial.passes",
     "memfit.trial.lazy",
     "memfit.trial.ledger_recorder",
     "memfit.trial.nursery",

@@ -40,9 +40,10 @@ def render_answer(result: ProbeResult, console: Console) -> None:
     if steady:
         style = "bold red" if staying.grows(result) else ""
         console.print(Padding(Text(steady, style=style), (1, 0, 0, 0)))
-    for setting in (staying.needed_setting(result), staying.tuned(result)):
-        if setting:
-            console.print(Padding(_stressed(setting), (1, 0, 0, 0)))
+    more = (staying.needed_setting(result), staying.tuned(result), staying.evaluation(result))
+    for sentence in more:
+        if sentence:
+            console.print(Padding(_stressed(sentence), (1, 0, 0, 0)))
     for note in _notes(result):
         console.print(Padding(Text(f"note: {note}"), (1, 0, 0, 0)))
 

@@ -72,6 +72,16 @@ def probe(
             "or both. auto is both on a virtual GPU."
         ),
     ] = AllocatorChoice.AUTO,
+    resumed: Annotated[
+        bool,
+        typer.Option("--resumed", help="Start with the optimizer's state, as from a checkpoint."),
+    ] = False,
+    evaluate: Annotated[
+        bool,
+        typer.Option(
+            "--evaluate", help="Run an evaluation pass as well; it never changes the answer."
+        ),
+    ] = False,
     groups: Annotated[
         int,
         typer.Option(help="Groups that a trial of full groups runs; a growth shows from 3 on."),
@@ -140,6 +150,8 @@ def probe(
         group_microbatches=group_microbatches,
         groups=groups,
         allocator=allocator,
+        resumed=resumed,
+        evaluate=evaluate,
         max_microbatch=max_microbatch,
         max_trials=max_trials,
         time_budget_s=time_budget,

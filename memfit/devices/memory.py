@@ -74,7 +74,7 @@ class CudaMemory:
         import torch  # noqa: PLC0415
 
         self._nvml = Nvml()
-        virtual = spec.kind is DeviceKind.VIRTUAL
+        self.virtual = virtual = spec.kind is DeviceKind.VIRTUAL
         if virtual:
             from memfit.virtual import control  # noqa: PLC0415
 
@@ -87,12 +87,12 @@ class CudaMemory:
                 ) from None
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._cuda = torch.cuda
-        self._uuid = str(torch.cuda.get_device_properties(self.device).uuid)
-        before = 0 if virtual else self._nvml.used_bytes(self._uuid)
+        self.uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        before = 0 if virtual else self._nvml.used_bytes(self.uuid)
         torch.cuda.init()  # type: ignore[no-untyped-call]
         free, total = torch.cuda.mem_get_info(self.device)
         self.device_used_source = (
-            "nvml" if self._nvml.used_bytes(self._uuid) is not None else "mem_get_info"
+            "nvml" if self._nvml.used_bytes(self.uuid) is not None else "mem_get_info"
         )
         self.used_before_bytes = before
         if not virtual:
@@ -127,7 +127,7 @@ class CudaMemory:
         )
 
     def _used(self) -> int:
-        used = self._nvml.used_bytes(self._uuid)
+        used = self._nvml.used_bytes(self.uuid)
         if used is not None:
             return used
         free, total = self._cuda.mem_get_info(self.device)

@@ -7,6 +7,7 @@ difference against a reading of the same version before the trial.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,22 @@ class Nvml:
             return None
         version = self._nvml.nvmlSystemGetDriverVersion()
         return version if isinstance(version, str) else str(version.decode())
+
+    def processes(self, uuid: str) -> tuple[tuple[int, int | None], ...]:
+        """Other processes that compute on the GPU with this UUID, and the bytes each has in use.
+
+        Bytes are None where the driver does not tell them, as inside most containers.
+        """
+        if self._nvml is None:
+            return ()
+        for form in (f"GPU-{uuid}", uuid):
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(form)
+                found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except (self._nvml.NVMLError, TypeError):
+                continue
+            return tuple((int(p.pid), p.usedGpuMemory) for p in found if int(p.pid) != os.getpid())
+        return ()
 
     def used_bytes(self, uuid: str) -> int | None:
         """Memory in use on the GPU with this UUID, by everybody; None where unknown.

@@ -89,3 +89,23 @@ def export_line(result: ProbeResult) -> str:
     present = settings_of(result.environment.variables)
     added = result.spec.allocator or (result.tuned.allocator if result.tuned else "")
     return f"{variable_for(result.environment.torch)}={combined(present, added)}"
+
+
+def evaluation(result: ProbeResult) -> str | None:
+    """Say what an evaluation pass takes; None where none was asked for."""
+    found = result.evaluation
+    if found is None:
+        return None
+    if found.peak is None:
+        return (
+            f"An evaluation pass at microbatch {found.microbatch} did not come to its end "
+            f"({found.text}); evaluate with a smaller one. The answer is for training and stands."
+        )
+    device = result.spec.device
+    virtual = " (virtual)" if device.kind is DeviceKind.VIRTUAL else ""
+    peak = found.peak.peak_bytes
+    told = "its peak was not measured" if peak is None else f"peak {format_bytes(peak)}"
+    return (
+        f"An evaluation pass at microbatch {found.microbatch} fits too: {told} of "
+        f"{format_bytes(device.limit_bytes)}{virtual}."
+    )

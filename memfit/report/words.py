@@ -51,6 +51,7 @@ PHASES = {
     "backward": "backward",
     "optimizer_step": "the optimizer step",
     "group_done": "the end of the group",
+    "evaluate": "evaluation",
 }
 """Phases as they stand in a sentence; an unknown one is shown as it is stored."""
 
@@ -62,6 +63,7 @@ PURPOSES = {
     "confirm": "confirm, full groups",
     "diagnose": "diagnose, no limit",
     "trace": "trace growth",
+    "evaluate": "evaluation",
 }
 """What a trial was for."""
 
@@ -427,6 +429,9 @@ def trial_line(trial: TrialResult) -> str:
         told = f"diagnosis: {size(trial.demand_bytes)} needed without a limit, has {limit}"
     elif spec.purpose == "trace":
         told = trace_line(trial)
+    elif spec.purpose == "evaluate" and trial.observed.evaluation is not None:
+        peak_bytes = trial.observed.evaluation.peak_bytes
+        told = f"evaluation fits: peak {size(peak_bytes)} of {limit}"
     elif trial.verdict is Verdict.FITS:
         told = f"fits: peak {size(trial.peak_bytes)} of {limit}"
     else:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from memfit import allocator
-from memfit.devices.memory import MemoryReader, Reading, open_reader
+from memfit.devices.memory import CudaMemory, MemoryReader, Reading, open_reader
 from memfit.group import run_group
 from memfit.records import (
     Composition,
     DeviceMemory,
+    EvaluationPeak,
     Ledger,
     Observed,
     PhaseMemory,
@@ -33,6 +34,8 @@ from memfit.trial.checks import (
 )
 from memfit.trial.growth import GrowthRecorder
 from memfit.trial.ledger_recorder import LedgerRecorder
+from memfit.trial.noticing import Noticing
+from memfit.trial.passes import evaluate, make_optimizer_state
 from memfit.trial.phases import PhaseRecorder
 from memfit.trial.protocol import (
     MARKS,
@@ -83,6 +86,8 @@ class _Trial:
         self._mark = Mark(phase="imported", group=0, microbatch=0)
         self._recorder: PhaseRecorder | None = None
         self._growth: GrowthRecorder | None = None
+        self._noticing = Noticing()
+        self._evaluation: EvaluationPeak | None = None
         self._timeline: TimelineRecorder | None = None
         self._finished_timeline: Timeline | None = None
         self._ledger: LedgerRecorder | None = None
@@ -110,6 +115,7 @@ class _Trial:
             allocator.apply(self._spec.allocator)
         reader = open_reader(self._spec.device)
         self._reader = reader
+        self._noticing.others(self._real_gpu())
         if reader.device.type == "cuda":
             self._watch_allocator(reader)
         else:
@@ -124,20 +130,12 @@ class _Trial:
             self._enter(stack)
             workload = self._build(reader.device)
             self._write_mark("built")
+            if self._spec.resumed:
+                make_optimizer_state(self._model, self._optimizer)
             recorder.end()
             if self._ledger is not None:
                 self._ledger.built(self._model)
-            scaler = (
-                torch.amp.GradScaler(reader.device.type)
-                if self._spec.precision is Precision.FP16
-                else None
-            )
-            recorder.groups = "first"
-            self._settling = Settling(reader, self._spec.device.limit_bytes)
-            self._growth = GrowthRecorder(reader, trace=self._spec.purpose == "trace")
-            while self._wants_another_group():
-                self._run_group(workload, scaler)
-                self._growth.end_group()
+            self._run_groups(workload, recorder)
         if reader.device.type == "cuda":
             torch.cuda.synchronize()
         if self._ledger is not None:
@@ -149,6 +147,27 @@ class _Trial:
                 "so nothing was trained",
                 hint="gradients overflow in fp16; try bf16, or look for a loss that is not finite",
             )
+
+    def _run_groups(self, workload: Workload, recorder: PhaseRecorder) -> None:
+        """Run the groups, and the evaluation pass where one was asked for."""
+        import torch  # noqa: PLC0415
+
+        reader = self._reader
+        scaler = (
+            torch.amp.GradScaler(reader.device.type)
+            if self._spec.precision is Precision.FP16
+            else None
+        )
+        recorder.groups = "first"
+        self._settling = Settling(reader, self._spec.device.limit_bytes)
+        self._growth = GrowthRecorder(reader, trace=self._spec.purpose == "trace")
+        while self._wants_another_group():
+            self._run_group(workload, scaler)
+            self._growth.end_group()
+            self._noticing.end_group(self._group)
+        if self._spec.evaluate:
+            self._write_mark("evaluate")
+            self._evaluation = evaluate(workload, self._model, self._spec, reader)
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         """Enter what a workload is built and run in."""
@@ -230,15 +249,19 @@ class _Trial:
         if not workload.counts_elements():
             return self._make_batches(workload, sizes), list(sizes)
         batches = list(self._make_batches(workload, sizes))
-        return batches, [
+        counts = [
             check_count(workload.count(batch), size)
             for batch, size in zip(batches, sizes, strict=True)
         ]
+        for count, size in zip(counts, sizes, strict=True):
+            self._noticing.count(count, size)
+        return batches, counts
 
     def _make_batches(self, workload: Workload, sizes: tuple[int, ...]) -> Iterator[Any]:
         for size in sizes:
             batch = workload.batch(size)
             check_batch(batch, size)
+            self._noticing.batch(batch, size)
             yield batch
 
     # -- phases ------------------------------------------------------------------------------
@@ -398,10 +421,20 @@ class _Trial:
     def _observed(self) -> Observed:
         """What was seen beside the peaks."""
         growth = self._growth
-        return Observed(
-            allocated_after_groups_bytes=growth.ends if growth else (),
-            growth_places=growth.places() if growth else (),
+        with contextlib.suppress(RuntimeError):  # a context that is broken answers nothing
+            self._noticing.others(self._real_gpu())
+        return self._noticing.fill(
+            Observed(
+                allocated_after_groups_bytes=growth.ends if growth else (),
+                growth_places=growth.places() if growth else (),
+                evaluation=self._evaluation,
+            )
         )
+
+    def _real_gpu(self) -> str | None:
+        """UUID of the real GPU that this trial runs on, or None."""
+        reader = getattr(self, "_reader", None)
+        return reader.uuid if isinstance(reader, CudaMemory) and not reader.virtual else None
 
     def _device(self, phases: tuple[PhaseMemory, ...], last: Reading) -> DeviceMemory:
         def most(name: str) -> int | None:

@@ -34,6 +34,8 @@ OPTIONS = {
         "--clip",
         "--group-microbatches",
         "--allocator",
+        "--resumed",
+        "--evaluate",
         "--groups",
         "--max-microbatch",
         "--max-trials",
