@@ -11,7 +11,7 @@ from typing import TypeVar
 from memfit.capacity.cells import Column
 from memfit.capacity.question import PlanRequest
 from memfit.capacity.table import Setting
-from memfit.errors import MemfitError, UsageError
+from memfit.errors import UsageError
 from memfit.trial.lane import Lane
 from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
@@ -81,7 +81,7 @@ class Crew:
     def _work(self) -> None:
         lane = Lane(self.stop)
         try:
-            with contextlib.suppress(MemfitError):  # whoever resolves the rows meets it too
+            with contextlib.suppress(Exception):  # whoever resolves the rows meets it too
                 self._open(self.rows[0], lane)
             while (work := self._orders.get()) is not None:
                 work(lane)
