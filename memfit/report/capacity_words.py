@@ -113,6 +113,8 @@ def headline(table: CapacityTable) -> str:
     rest = f"; {words.number(out, 'cell')} without an answer" if out else ""
     if len(fits) == 1:
         return f"{where}: microbatch {best.microbatch} on {_where(table, best)}{rest}."
+    if best.microbatch == least.microbatch:
+        return f"{where}: microbatch {best.microbatch} wherever there is an answer{rest}."
     return (
         f"{where}: from microbatch {least.microbatch} on {_where(table, least)} "
         f"to {best.microbatch} on {_where(table, best)}{rest}."
@@ -206,7 +208,7 @@ def dominant(cell: CapacityCell) -> str:
         made.optimizer_state_bytes,
         made.activations_bytes,
     )
-    return f"{made.dominant} {round(100 * most / made.total_bytes)} %"
+    return f"{made.dominant} {round(100 * most / made.total_bytes)}\N{NO-BREAK SPACE}%"
 
 
 def tried(table: CapacityTable, base: CapacityCell, one: Tried) -> str:
