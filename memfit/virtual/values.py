@@ -105,6 +105,7 @@ class ValueMode(TorchDispatchMode):
             "repeat_interleave": self._repeated,
             "bincount": self._counted,
             "equal": self._compared,
+            "linalg_matrix_exp": self._exponential,
             "lift_fresh": self._lifted,
         }
 
@@ -459,6 +460,13 @@ class ValueMode(TorchDispatchMode):
         assumed = any(self._is_assumed(t) for t in tree_iter((args, kwargs)) if _on_card(t))
         self._note_size(assumed=assumed)
         return self._answered(func, args, kwargs, counts, {}, assumed=assumed)
+
+    def _exponential(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a batch, matrices are sorted by their norms: all get the polynomial that costs most."""
+        batch = math.prod(args[0].shape[:-2])
+        counts = [batch] if args[0].dim() > 2 and batch else []  # noqa: PLR2004
+        self._note_size(assumed=bool(counts))
+        return self._answered(func, args, kwargs, counts, {id(args[0]): None}, assumed=True)
 
     def _compared(self, func: Any, args: Any, kwargs: Any) -> Any:
         one, other = self._shadow(args[0]), self._shadow(args[1])

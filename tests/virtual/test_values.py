@@ -195,6 +195,16 @@ def test_the_share_of_an_unknown_mask_that_counts_is_chosen(with_values, share, 
     assert noted == ["shape"] * 3
 
 
+def test_every_matrix_of_a_batch_gets_the_exponential_that_costs_most(with_values):
+    value, noted = with_values(
+        "[torch.linalg.matrix_exp(x).shape[0], torch.linalg.matrix_exp(x[0]).shape[0]]",
+        setup="x = torch.randn(3, 8, 8, device='cuda')",
+    )
+
+    assert value == [3, 8]
+    assert noted == ["shape"]
+
+
 ASSUMED = {
     "x.sum().item()": 1.0,
     "x.argmax().item()": 0,

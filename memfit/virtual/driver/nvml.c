@@ -247,7 +247,14 @@ API int nvmlDeviceGetNvLinkRemotePciInfo_v2(UNUSED const void *handle, UNUSED un
     return NVML_NOT_SUPPORTED;
 }
 
-API int nvmlDeviceGetGpuFabricInfoV(UNUSED const void *handle, UNUSED void *info) { return NVML_NOT_SUPPORTED; }
+/* The state of a card without a fabric is 0, like everything else in the answer. Its first word is the version that
+ * the caller wants, which holds the size. */
+API int nvmlDeviceGetGpuFabricInfoV(const void *handle, unsigned *info) {
+    size_t bytes = *info & 0xffffff;
+    if (index_of(handle) < 0 || bytes < sizeof *info || bytes > KIB) return NVML_INVALID_ARGUMENT;
+    memset(info + 1, 0, bytes - sizeof *info);
+    return SUCCESS;
+}
 
 API int nvmlDeviceGetTemperature(UNUSED const void *handle, UNUSED int sensor, UNUSED unsigned *value) {
     return NVML_NOT_SUPPORTED;

@@ -207,11 +207,7 @@ def matrix_exp() -> None:
     torch.linalg.matrix_exp(random(4, 32, 32))
 
 
-@item(
-    OPERATORS,
-    "segment_reduce with its check",
-    why="it compares a sum that no kernel added up; with unsafe=True it runs",
-)
+@item(OPERATORS, "segment_reduce with its check")
 def segments() -> None:
     """torch.segment_reduce, which adds up the lengths on the card and looks at the sum."""
     torch.segment_reduce(random(32, 16), "sum", lengths=torch.tensor([10, 22], device=CARD))

@@ -115,20 +115,23 @@ def collectives() -> None:
     dist.destroy_process_group()
 
 
-@item(
-    PARALLEL,
-    "objects, 2 processes over NCCL",
-    devices=2,
-    ranks=2,
-    why="the first of the gathered sizes reads as unknown once a kernel has compared them",
-)
+@item(PARALLEL, "objects, 2 processes over NCCL", devices=2, ranks=2)
 def objects() -> None:
-    """torchrun; all_gather_object and broadcast_object_list through the card."""
+    """torchrun; objects of other sizes on each rank, gathered, broadcast and scattered."""
     _join()
-    parts: list[object] = [None, None]
-    dist.all_gather_object(parts, {"rank": 1})
-    assert parts == [{"rank": 1}] * 2
-    dist.broadcast_object_list([{"rank": 0}])
+    rank, mine = dist.get_rank(), {"rank": dist.get_rank(), "words": ["word"] * dist.get_rank()}
+    parts: list[Any] = [None, None]
+    dist.all_gather_object(parts, mine)
+    assert parts == [{"rank": 0, "words": []}, {"rank": 1, "words": ["word"]}], parts
+    news = ["news", rank] if rank == 1 else [None, None]
+    dist.broadcast_object_list(news, src=1)
+    assert news == ["news", 1], news
+    part: list[Any] = [None]
+    dist.scatter_object_list(part, ["zero", "the first"] if rank == 0 else None, src=0)
+    assert part == [["zero", "the first"][rank]], part
+    total = torch.tensor([rank + 1.0], device=CARD)
+    dist.all_reduce(total)
+    assert total.item() == 3, total
     dist.destroy_process_group()
 
 

@@ -61,6 +61,19 @@ def trainer() -> str:
     return f"{loop.state.global_step} optimizer steps"
 
 
+@item(
+    TRAINERS,
+    "transformers Trainer, 2 processes",
+    devices=2,
+    ranks=2,
+    needs=("transformers", "accelerate"),
+    timeout_s=SLOW_S,
+)
+def trainer_of_ranks() -> str:
+    """torchrun; the same over NCCL."""
+    return trainer()
+
+
 @item(TRAINERS, "models of transformers", needs=("transformers",), timeout_s=SLOW_S)
 def models() -> str:
     """BERT, T5, Llama, ViT and Mixtral of 2 layers from their configuration, 2 steps."""
@@ -113,15 +126,35 @@ def models() -> str:
 @item(TRAINERS, "Lightning Trainer", needs=("lightning",), timeout_s=SLOW_S)
 def lightning() -> str:
     """Fits for 4 optimizer steps in bf16-mixed with accumulation, then fp16-mixed."""
+    return _lightning(devices=1, strategy="auto")
+
+
+@item(
+    TRAINERS,
+    "Lightning DDP, 2 processes",
+    devices=2,
+    ranks=2,
+    needs=("lightning",),
+    timeout_s=SLOW_S,
+)
+def lightning_of_ranks() -> str:
+    """torchrun; the same over NCCL, with metrics of all ranks and synchronised batch norm."""
+    return _lightning(devices=2, strategy="ddp")
+
+
+def _lightning(*, devices: int, strategy: str) -> str:
     import lightning as pl
 
     class Model(pl.LightningModule):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+            layers = nn.Linear(128, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10)
+            self.net = nn.Sequential(*layers)
 
         def training_step(self, batch: torch.Tensor, _index: int) -> torch.Tensor:
-            return self.net(batch).square().mean()
+            loss: torch.Tensor = self.net(batch).square().mean()
+            self.log("loss", loss, sync_dist=True)
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters())
@@ -130,12 +163,13 @@ def lightning() -> str:
     for precision in ("bf16-mixed", "16-mixed"):
         with tempfile.TemporaryDirectory() as folder:
             loop = pl.Trainer(
-                accelerator="gpu", devices=1, precision=precision, max_steps=4,
+                accelerator="gpu", devices=devices, strategy=strategy, precision=precision,
+                max_steps=4, sync_batchnorm=devices > 1,
                 accumulate_grad_batches=2, logger=False, enable_checkpointing=False,
                 enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
                 gradient_clip_val=1.0,
             )  # fmt: skip
-            loop.fit(Model(), DataLoader(torch.randn(64, 128), 8))  # type: ignore[arg-type]
+            loop.fit(Model(), DataLoader(torch.randn(64 * devices, 128), 8))  # type: ignore[arg-type]
         assert loop.global_step == 4
         done.append(f"{precision}: {loop.global_step} optimizer steps")
     return ", ".join(done)
@@ -159,6 +193,27 @@ def accelerate() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert len(optimizer.state) == 4
+
+
+@item(
+    TRAINERS,
+    "Accelerate loop, 2 processes",
+    devices=2,
+    ranks=2,
+    needs=("accelerate",),
+    timeout_s=SLOW_S,
+)
+def accelerate_of_ranks() -> None:
+    """torchrun; the same over NCCL, and what it gathers from both ranks."""
+    from accelerate import Accelerator
+    from accelerate.utils import gather_object
+
+    accelerate()
+    outside = Accelerator()
+    rank = outside.process_index
+    assert gather_object(["rank", rank]) == ["rank", 0, "rank", 1]
+    assert outside.gather(torch.tensor([rank + 1], device=CARD)).tolist() == [1, 2]
+    outside.end_training()
 
 
 @item(TRAINERS, "PEFT LoRA", needs=("transformers", "peft"), timeout_s=SLOW_S)
