@@ -462,7 +462,7 @@ class ValueMode(TorchDispatchMode):
         return self._answered(func, args, kwargs, counts, {}, assumed=assumed)
 
     def _exponential(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Of a batch, matrices are sorted by their norms: all get the polynomial that costs most."""
+        """A batch is sorted by its matrices' norms: all get the polynomial that costs most."""
         batch = math.prod(args[0].shape[:-2])
         counts = [batch] if args[0].dim() > 2 and batch else []  # noqa: PLR2004
         self._note_size(assumed=bool(counts))

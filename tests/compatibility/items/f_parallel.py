@@ -123,7 +123,7 @@ def objects() -> None:
     parts: list[Any] = [None, None]
     dist.all_gather_object(parts, mine)
     assert parts == [{"rank": 0, "words": []}, {"rank": 1, "words": ["word"]}], parts
-    news = ["news", rank] if rank == 1 else [None, None]
+    news: list[Any] = ["news", rank] if rank == 1 else [None, None]
     dist.broadcast_object_list(news, src=1)
     assert news == ["news", 1], news
     part: list[Any] = [None]

@@ -69,9 +69,9 @@ def trainer() -> str:
     needs=("transformers", "accelerate"),
     timeout_s=SLOW_S,
 )
-def trainer_of_ranks() -> str:
+def trainer_of_ranks() -> None:
     """torchrun; the same over NCCL."""
-    return trainer()
+    trainer()
 
 
 @item(TRAINERS, "models of transformers", needs=("transformers",), timeout_s=SLOW_S)
