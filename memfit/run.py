@@ -336,9 +336,9 @@ def _limits(
             "arrives with unknown values. The communication library's own buffers are not counted."
         )
         yield (
-            "DistributedDataParallel makes its buckets anew after the first backward, and another "
-            "thread lets go of the old ones up to 0.1 s later; without kernels the next backward "
-            "comes sooner, and its peak may hold both."
+            "DistributedDataParallel's first buckets are gone before it makes them anew, as on a "
+            "card whose first step takes longer than the 0.1 s after which PyTorch's watchdog "
+            "looks; after a shorter one both are there for a moment."
         )
     for index in sorted({d.device for p in processes for d in p.devices}):
         sharing = [p.pid for p in processes if any(d.device == index for d in p.devices)]

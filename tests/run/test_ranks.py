@@ -19,7 +19,7 @@ WORKSPACES = 2 * (2 * 4096 + 8 * 16) * 1024
 """cuBLAS's, one for forward's thread and one for backward's: PyTorch's :4096:2:16:8."""
 
 DDP = f"""
-    import os, time, torch, torch.distributed as dist
+    import os, torch, torch.distributed as dist
     from torch import nn
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
@@ -31,7 +31,6 @@ DDP = f"""
         model(torch.randn(8, 2048, device="cuda")).sum().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-        time.sleep(1)  # another thread lets go of the first buckets, as it does on a card
     dist.destroy_process_group()
 """
 

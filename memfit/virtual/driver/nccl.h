@@ -25,6 +25,12 @@ enum {
     NCCL_REMOTE_ERROR = 6,
 };
 
+/* What PyTorch's watchdog has not seen the end of yet: a collective was called on this thread; the event after it was
+ * recorded; and waiting until all ends were seen. */
+void watchdog_collective_called(void);
+void watchdog_event_recorded(const void *event);
+void watchdog_wait(void);
+
 /* Gathers a few bytes of every rank, in order; a status of NCCL. */
 int nccl_gather_bytes(Communicator *communicator, const void *own, void *all, size_t bytes);
 

@@ -222,6 +222,7 @@ static int add(Operation what) {
     if (o == NULL) return NCCL_SYSTEM_ERROR;
     *o = what;
     o->next = NULL;
+    watchdog_collective_called();
     if (depth == 0) return carry_out(o);
     if (queue == NULL) queue_end = &queue;
     *queue_end = o;
@@ -277,6 +278,7 @@ API int ncclReduceScatter(const void *from, void *to, size_t count, int type, in
 
 API int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Communicator *communicator,
                       UNUSED void *stream) {
+    watchdog_wait();
     /* Where ranks cannot meet, the root is a copy of this rank. */
     const void *source = communicator->room == NULL && from == NULL ? to : from;
     return add((Operation){.communicator = communicator, .from = source, .to = to,

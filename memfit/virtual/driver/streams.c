@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "nccl.h"
 #include "vgpu.h"
 
 enum { MOST_MEMBERS = 64, MOST_MARKS = 1024 };
@@ -128,6 +129,7 @@ API int cudaThreadExchangeStreamCaptureMode(int *mode) {
 
 /* An event recorded while its stream captures carries the capture to the streams that wait for it. */
 API int cudaEventRecord(void *event, void *stream) {
+    watchdog_event_recorded(event);
     if (atomic_load(&active) == 0) return SUCCESS;
     pthread_mutex_lock(&lock);
     const Membership *found = member(streams, MOST_MEMBERS, stream);
