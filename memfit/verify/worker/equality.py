@@ -74,23 +74,27 @@ class Equality:
         self.measure()
 
     def measure(self) -> None:
-        """Compute the physical batch, and measure what the network does to rounding."""
+        """Compute the physical batch, with what is held still now."""
         self._tell(f"the physical batch in {self._dtype}")
         self._expected: _Step | None = None
         self.whole, self.loss = self._physical(self._batch)
         self.scale = norm(self.whole) or 1.0
         self.in_float32: Gradient | None = None
+        self._amplification: float | None = None
+
+    def _measure_amplification(self) -> float:
+        """Measure what the network does to rounding, in units of roundoff."""
         if self._dtype == "float64":
             self._tell("the physical batch in float32")
             self._subject.use(torch.float32)
-            other, self.loss_in_float32 = self._physical(self._batch)
+            other, _ = self._physical(self._batch)
             self._subject.use(torch.float64)
             self.in_float32 = other
         else:
             # The same examples in another order: the same sums, rounded otherwise.
             other, _ = self._physical(self._splitter.turned(self._batch))
         apart = difference(other, self.whole, self.scale)
-        self._amplification = apart.worst_error / UNIT_ROUNDOFF["float32"]
+        return apart.worst_error / UNIT_ROUNDOFF["float32"]
 
     def _physical(self, batch: Any) -> tuple[Gradient, float]:
         with Draws(still=True) as draws:
@@ -100,17 +104,30 @@ class Equality:
 
     def tolerance(self, dtype: str | None = None) -> float:
         """Return the largest error of a gradient that rounding explains."""
+        if self._amplification is None:
+            self._amplification = self._measure_amplification()
         return tolerance(dtype or self._dtype, terms=self._terms, amplification=self._amplification)
 
-    def split(self, sizes: Sequence[int]) -> Comparison | None:
-        """Compare one split and the step after it; None where its gradient is no number."""
+    def error(self, sizes: Sequence[int]) -> float:
+        """Return the relative error of one split's gradient; infinite where it is no number."""
         self._tell(f"microbatches of {'+'.join(map(str, sizes))} in {self._dtype}")
-        update = self._accumulate(sizes, self._subject.optimizer())
+        update = self._accumulate(sizes, NoStep())
+        apart = difference(update.gradient, self.whole, self.scale).error
+        return apart if math.isfinite(apart) else math.inf
+
+    def split(self, sizes: Sequence[int], *, step: bool = False) -> Comparison | None:
+        """Compare one split, and with `step` the optimizer step after it.
+
+        Returns:
+            The comparison, or None where the accumulated gradient is no number.
+        """
+        self._tell(f"microbatches of {'+'.join(map(str, sizes))} in {self._dtype}")
+        update = self._accumulate(sizes, self._subject.optimizer() if step else NoStep())
         self.accumulated_loss = update.loss
         if not is_finite(update.gradient):
             return None
         apart = difference(update.gradient, self.whole, self.scale)
-        step_error, step_limit = self._step(update)
+        step_error, step_limit = self._step(update) if step else (None, None)
         return Comparison(
             sizes=tuple(sizes),
             dtype=self._dtype,

@@ -26,6 +26,8 @@ from memfit.verify.worker.subject import NoStep, Subject
 Tell = Callable[[str], None]
 
 _SHOWN = 3
+_MIXED = 1e-6
+"""Relative error of a gradient above which layers that mix examples are its cause."""
 _SAME_LOSS = 1e-5
 """Relative difference of two losses of the same examples that rounding in float32 explains."""
 
@@ -214,16 +216,12 @@ class WorkloadCheck:
             held=["draws"] if self._draws else [],
             tell=self._tell,
         )
-        made = equality.split(self._splits[0])
-        mixers: tuple[Mixer, ...] = ()
-        if made is None or not made.equal:
-            mixers = self._find_mixers(batch, equality, made)
-            if mixers:
-                made = equality.split(self._splits[0])
+        mixers = self._mixers(batch)
+        live = equality.error(self._splits[0]) if mixers else 0.0
+        if not live <= _MIXED:
+            self._hold(mixers, equality, live)
+        made = equality.split(self._splits[0], step=True)
         self._find_moving_buffers({m.name for m in mixers})
-        self._tell("the examples one by one")
-        nature, empty = loss_nature(subject, batch, splitter, self._size, equality)
-        result.loss = nature
         loss_of_group = equality.accumulated_loss
         for sizes in self._splits[1:]:
             if made is None:
@@ -231,6 +229,8 @@ class WorkloadCheck:
             result.comparisons.append(made)
             made = equality.split(sizes)
         if made is None:
+            self._tell("the examples one by one")
+            result.loss, empty = loss_nature(subject, batch, splitter, self._size, equality)
             self._find(
                 "MF103",
                 "The gradient of the physical batch is finite, and that of its microbatches is "
@@ -239,8 +239,12 @@ class WorkloadCheck:
             )
             return
         result.comparisons.append(made)
-        if not all(c.equal for c in result.comparisons):
-            self._explain(nature, equality, loss_of_group)
+        if all(c.equal for c in result.comparisons):
+            result.loss = self._nature_of_equal(batch, splitter)
+        else:
+            self._tell("the examples one by one")
+            result.loss, _ = loss_nature(subject, batch, splitter, self._size, equality)
+            self._explain(result.loss, equality, loss_of_group)
         in32 = equality.split_in_float32(self._splits[0])
         if in32 is not None:
             result.comparisons.append(in32)
@@ -248,8 +252,24 @@ class WorkloadCheck:
             result.notes.append(
                 f"draws by {', '.join(sorted(equality.unheld))} could not be held still"
             )
-        if any(c.step_error is None for c in result.comparisons if c.dtype == dtype):
+        if result.comparisons[0].step_error is None:
             result.notes.append("the optimizer step changed nothing, or wants a closure")
+
+    def _nature_of_equal(self, batch: Any, splitter: Splitter) -> LossNature:
+        """Say what a loss is whose splits, uneven ones too, were equal by their counts."""
+        if not self._subject.workload.counts_elements():
+            weights = (1 / self._size,) * self._size
+            return LossNature(kind="mean", over="examples", weights=weights, factor=1.0)
+        sizes = (1,) * self._size
+        counts = tuple(self._subject.counts(splitter.cut(batch, sizes), sizes))
+        total = sum(counts) or 1
+        return LossNature(
+            kind="mean",
+            over="elements",
+            weights=tuple(c / total for c in counts),
+            counts=counts,
+            factor=1.0,
+        )
 
     def _explain(self, nature: LossNature, equality: Equality, loss_of_group: float) -> None:
         """Find the cause of a difference that no layer explains."""
@@ -304,19 +324,18 @@ class WorkloadCheck:
 
     # -- layers and buffers ------------------------------------------------------------------
 
-    def _find_mixers(
-        self, batch: Any, equality: Equality, live: Comparison | None
-    ) -> tuple[Mixer, ...]:
-        """Look for layers that mix examples, and hold those still that can be."""
+    def _mixers(self, batch: Any) -> tuple[Mixer, ...]:
+        """Look for layers that mix examples."""
         subject = self._subject
         self._tell("looking for layers that mix examples")
         subject.reset()
         with Draws(still=True), MixerSearch(subject.model, self._size) as search, torch.no_grad():
             subject.workload.loss(subject.model, subject.cast(batch))
-        mixers = search.found()
-        if not mixers:
-            return ()
-        error = "not finite" if live is None else f"{live.error:.2g}"
+        return search.found()
+
+    def _hold(self, mixers: tuple[Mixer, ...], equality: Equality, live: float) -> None:
+        """Put layers that mix examples into eval mode, and say what they make of the gradient."""
+        subject = self._subject
         subject.frozen = frozenset(m.module for m in mixers)
         equality.held.append("statistics")
         equality.measure()
@@ -327,12 +346,11 @@ class WorkloadCheck:
             f"Without half of their neighbours, the same examples leave {len(mixers)} "
             f"{'layer' if len(mixers) == 1 else 'layers'} changed by up to "
             f"{max(m.change for m in mixers):.2g}: {shown}. Split as "
-            f"{'+'.join(map(str, self._splits[0]))}, the accumulated gradient is off by {error} "
+            f"{'+'.join(map(str, self._splits[0]))}, the accumulated gradient is off by {live:.2g} "
             "of the batch's; the comparison is made again with these layers in eval mode."
             + self._running_statistics(mixers),
             mixers[0].place,
         )
-        return mixers
 
     def _running_statistics(self, mixers: Sequence[Mixer]) -> str:
         owners = {m.name for m in mixers}
