@@ -417,6 +417,7 @@ def _totals(groups: Sequence[Group]) -> Iterator[Finding]:
             place=twice[0].backward[0].place,
         )
         return
+    yield from _denominators(proper)
     unequal = [(g, off) for g in proper if (off := _off(g)) > _CLOSE]
     if unequal:
         group, off = max(unequal, key=lambda pair: pair[1])
@@ -432,20 +433,46 @@ def _totals(groups: Sequence[Group]) -> Iterator[Finding]:
         )
 
 
-def _off(group: Group) -> float:
-    """Largest difference of a share from its elements' share of the group, relative to that."""
+def _denominators(groups: Sequence[Group]) -> Iterator[Finding]:
+    """Find groups whose elements count alike, over another number than theirs.
+
+    A mean times a constant is an objective of its own; one that changes from group to group, or a
+    sum over anything but its elements, is not.
+    """
+    even = [g for g in groups if _uneven(g) <= _CLOSE]
+    wrong = [g for g in even if not _near(_total(g), 1.0)]
+    sums = [g for g in wrong if g.backward[0].reduction == "sum"]
+    totals = [_total(g) for g in even]
+    varies = len(totals) > 1 and max(totals) - min(totals) > _CLOSE * max(totals)
+    found = sums or (wrong if varies else [])
+    if found:
+        worst = max(found, key=lambda g: abs(_total(g) - 1))
+        elements = sum(_elements(e) or 0 for e in worst.backward)
+        yield finding(
+            "MF209",
+            f"In {len(found)} of {len(groups)} groups the shares do not add up to 1; at worst to "
+            f"{_total(worst):.4g}, as if {elements:,} elements were "
+            f"{elements / _total(worst):,.4g}.",
+            place=worst.backward[0].place,
+        )
+
+
+def _uneven(group: Group) -> float:
+    """Largest difference of what an element counts in one microbatch and in the whole group."""
     counts = [_elements(e) for e in group.backward]
-    total = sum(c or 0 for c in counts)
-    if any(c is None for c in counts) or not total or group.size == 1:
-        return 0.0
-    whole = _total(group)
-    if not _near(whole, 1.0):
+    total, whole = sum(c or 0 for c in counts), _total(group)
+    if any(not c for c in counts) or not total or not whole:
         return 0.0
     return max(
-        abs((_share(e) or 0) - c / total) * total / c
+        abs((_share(e) or 0) / whole - c / total) * total / c
         for e, c in zip(group.backward, counts, strict=True)
         if c
     )
+
+
+def _off(group: Group) -> float:
+    """How uneven the elements of a group count, where its shares add up to one."""
+    return _uneven(group) if group.size > 1 and _near(_total(group), 1.0) else 0.0
 
 
 def _last(known: Sequence[Group], usual: Sequence[Group]) -> Iterator[Finding]:

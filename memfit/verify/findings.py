@@ -200,6 +200,19 @@ _PAGES = (
         ),
     ),
     Page(
+        code="MF209",
+        severity=_W,
+        title="the group's denominator is not the number of its elements",
+        meaning=(
+            "Every element of the group counts alike, so the direction is right, and yet the "
+            "shares do not add up to one: the denominator counts elements that the loss leaves "
+            "out. The length of the gradient is off by that ratio, and it changes from group to "
+            "group with the lengths. Counting labels before they are shifted is the usual cause: a "
+            "causal model predicts one token less than each sequence has."
+        ),
+        remedy="count what the loss is over: labels[:, 1:] where they are shifted by one",
+    ),
+    Page(
         code="MF301",
         severity=_W,
         title="a layer makes one example depend on the others in its microbatch",
@@ -545,7 +558,7 @@ def finding(
     )
 
 
-_DECIDING = frozenset({"MF301"})
+_DECIDING = frozenset({"MF209", "MF301"})
 """Warnings that say that the gradients are not equal."""
 _OPEN = frozenset({"MF104", "MF208"})
 """Warnings that leave equality unknown."""

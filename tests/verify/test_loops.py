@@ -150,6 +150,10 @@ BROKEN = {
         ).replace("F.mse_loss(model(x), y)", "Own.apply((model(x) - y) ** 2)"),
         "loss.backward()",
     ),
+    "MF209": (
+        TOKENS.replace("N = sum(int((labels != -100)", "N = sum(int((labels >= -100)"),
+        "(loss * n / N).backward()",
+    ),
     "MF501": (
         LOOP.replace("    loss = ", "    optimizer.zero_grad()\n    loss = "),
         "optimizer.zero_grad()",

@@ -28,10 +28,11 @@ def here() -> Place | None:
     package: Place | None = None
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_MEMFIT, _TORCH, "<", _STANDARD + "/")):
+        if "/site-packages/" in name:
+            if package is None and not name.startswith((_TORCH, _MEMFIT)):
+                package = _place(name, frame.f_lineno)
+        elif not name.startswith((_MEMFIT, "<", _STANDARD)):
             return _place(name, frame.f_lineno)
-        if package is None and "/site-packages/" in name and not name.startswith(_TORCH):
-            package = _place(name, frame.f_lineno)
         frame = frame.f_back
     return package
 

@@ -1,0 +1,1 @@
+"""Training scripts as users of other trainers write them."""
