@@ -140,6 +140,17 @@ class Subject:
         value.backward()  # type: ignore[no-untyped-call]
         return self.gradient(), float(value.detach())
 
+    def nudged(self, batch: Any, size: float) -> Gradient:
+        """Return the gradient of a batch from parameters that are off by this relative error."""
+        self.reset()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
+                parameter.mul_(1 + 2 * size * signs.to(parameter))
+        self.loss(batch).backward()  # type: ignore[no-untyped-call]
+        return self.gradient()
+
     def accumulated(
         self,
         parts: Sequence[Any],

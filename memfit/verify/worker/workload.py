@@ -28,6 +28,8 @@ Tell = Callable[[str], None]
 _SHOWN = 3
 _MIXED = 1e-6
 """Relative error of a gradient above which layers that mix examples are its cause."""
+_CANNOT_TELL = 1e-3
+"""Tolerance above which one percent in the weight of one of several microbatches may hide."""
 _SAME_LOSS = 1e-5
 """Relative difference of two losses of the same examples that rounding in float32 explains."""
 
@@ -248,6 +250,11 @@ class WorkloadCheck:
         in32 = equality.split_in_float32(self._splits[0])
         if in32 is not None:
             result.comparisons.append(in32)
+        if equality.tolerance() > _CANNOT_TELL:
+            result.notes.append(
+                f"in {dtype} this network makes rounding so large that an error below "
+                f"{equality.tolerance():.1g} of the gradient cannot be told from it"
+            )
         if equality.unheld:
             result.notes.append(
                 f"draws by {', '.join(sorted(equality.unheld))} could not be held still"
