@@ -305,22 +305,22 @@ def user_traceback(error: BaseException) -> str:
     shown = traceback.TracebackException.from_exception(error, compact=True)
     link: traceback.TracebackException | None = shown
     while link is not None:
-        kept = [f for f in link.stack if _is_users(f.filename)]
+        kept = [f for f in link.stack if is_users(f.filename)]
         link.stack = traceback.StackSummary.from_list([_with_short_path(f) for f in kept])
         if isinstance(getattr(link, "filename", None), str):  # of a syntax error
-            link.filename = _short_path(link.filename)
+            link.filename = short_path(link.filename)
         link = link.__cause__ or link.__context__
     return "".join(shown.format()).rstrip()
 
 
 def _with_short_path(frame: traceback.FrameSummary) -> traceback.FrameSummary:
-    """Return the frame with its file told by `_short_path`."""
+    """Return the frame with its file told by `short_path`."""
     return traceback.FrameSummary(
-        _short_path(frame.filename), frame.lineno, frame.name, line=frame.line
+        short_path(frame.filename), frame.lineno, frame.name, line=frame.line
     )
 
 
-def _short_path(filename: str) -> str:
+def short_path(filename: str) -> str:
     """Tell a file by its path in the project or in the installed packages.
 
     Results are shared, and where somebody's home or environment lies is nobody's business.
@@ -334,7 +334,8 @@ def _short_path(filename: str) -> str:
         return filename
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file is neither memfit's own nor the import system's."""
     return not filename.startswith((_PACKAGE, "<frozen importlib", importlib.__file__))
 
 

@@ -442,6 +442,10 @@ def trial_line(trial: TrialResult) -> str:
             fits = need is not None and need <= spec.device.limit_bytes
             apart = "fragmented, " if fits and trial.verdict is Verdict.OOM else ""
             told += f": {apart}{size(need)} needed of {limit}"
+    if trial.evidence.doubtful and spec.repeats is None:
+        told += ", doubtful, so it is repeated before it counts"
+    elif spec.repeats is not None:
+        told += f", repeating trial {spec.repeats}"
     return f"trial {spec.index}: {sizes:<20}  {told}  {format_seconds(trial.wall_s)}"
 
 

@@ -36,6 +36,7 @@ from memfit.trial.protocol import (
     RunTrial,
     Started,
 )
+from memfit.trial.stacks import dump_to
 from memfit.virtual import CARD_VARIABLE, control
 from memfit.workload import ImportedWorkload, LoadedWorkload, import_workload
 
@@ -267,6 +268,7 @@ def _become_worker(loaded: LoadedWorkload, request: RunTrial) -> NoReturn:
     output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    dump_to(output)
     _be_killed_first()
     worker.run(loaded, request.spec, folder, request.reads)
 

@@ -26,6 +26,7 @@ from memfit.records import (
     TrialSpec,
     WorkloadInfo,
 )
+from memfit.trial.stacks import readable
 
 MARKS = "marks"
 REPORT = "report.json"
@@ -255,7 +256,8 @@ def read_output(folder: Path, *, lines: int = 20) -> tuple[str, ...]:
         data = (folder / OUTPUT).read_bytes()
     except FileNotFoundError:
         return ()
-    return tuple(data[-16384:].decode(errors="replace").rstrip().splitlines()[-lines:])
+    text = data[-65536:].decode(errors="replace").rstrip()
+    return tuple(readable(text.splitlines())[-lines:])
 
 
 def write_report(folder: Path, report: WorkerReport) -> None:

@@ -21,6 +21,7 @@ import psutil
 
 from memfit.errors import CannotJudge, UsageError, WorkloadError
 from memfit.records import DeviceKind, Parameter, TrialResult, TrialSpec
+from memfit.trial import stacks
 from memfit.trial.classify import Ending, classify, helpers_lost
 from memfit.trial.host import HostWatch
 from memfit.trial.lane import Lane
@@ -324,6 +325,7 @@ class TrialRunner:
             self._lane.check()
             now = time.monotonic()
             if now >= deadline:
+                stacks.ask(pid, folder / OUTPUT)
                 self._kill_worker(nursery, pid)
                 return self._ended(None, started, timed_out=True)
             resident = None if limit is None else _resident_bytes(pid)

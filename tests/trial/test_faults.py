@@ -75,6 +75,7 @@ ON_GPUS = {
 }
 DOUBTFUL = {"terminate", "cudnn-full"}
 LEAVES_NO_REPORT = {"vanish", "kill", "wild-pointer", "bus-error", "abort", "terminate", "hang"}
+TELLS_ITS_STACK = {"wild-pointer", "bus-error", "abort", "terminate", "hang"}
 CROWDED = 768 * MIB
 """Memory of a control group that a nursery fits into, and a trial that eats does not."""
 SOON = 2.0
@@ -207,6 +208,7 @@ def check(bench, result, place, what, expected):
     assert (result.verdict, evidence.rule) == (verdict, rule), evidence
     assert (evidence.phase, evidence.group or None) == (phase, group)
     assert f"about to fail in {place}" in evidence.output_tail
+    assert any("faulty.py" in line for line in evidence.output_tail) is (what in TELLS_ITS_STACK)
     assert evidence.doubtful is (what in DOUBTFUL)
     assert (evidence.traceback is None) is (what in LEAVES_NO_REPORT)
     assert result.verdict.limits_size is (

@@ -1,0 +1,48 @@
+"""Where a worker was when it crashed or hung: Python's own dump, in what the worker printed."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from memfit.workload import is_users, short_path
+
+_ASK = signal.SIGUSR1
+_LONGEST_WAIT_S = 1.0
+_FRAME = re.compile(r'^(?P<before>\s*File ")(?P<path>[^"]+)(?P<after>", line \d+ in .*)$')
+_NOISE = ("Extension modules:", "Fatal Python error:")
+"""Lines of a dump that name no place; the signal is told apart from it."""
+
+
+def dump_to(output: int) -> None:
+    """Have this process write its stack to a descriptor when it crashes, or when it is asked."""
+    faulthandler.enable(output, all_threads=False)
+    faulthandler.register(_ASK, file=output, all_threads=False)
+
+
+def ask(pid: int, output: Path) -> None:
+    """Have a worker that hangs write its stack, and wait a moment for it."""
+    with contextlib.suppress(OSError):
+        before = output.stat().st_size
+        os.kill(pid, _ASK)
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        while output.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def readable(lines: list[str]) -> list[str]:
+    """Keep of a dump what is the user's, with files told by their path in the project."""
+    kept = []
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is None:
+            if not line.startswith(_NOISE):
+                kept.append(line)
+        elif is_users(frame["path"]) and "runpy" not in frame["path"]:
+            kept.append(f"{frame['before']}{short_path(frame['path'])}{frame['after']}")
+    return kept
