@@ -239,7 +239,7 @@ def test_the_certificate_says_which_verdict_set_the_ceiling(
     assert closed is not None
     assert (closed.microbatch, closed.verdict) == (16, verdict)
     assert words.ceiling(result) == said
-    assert "nothing above 16 was tried, because" in words.certificate(result)
+    assert "16 set the ceiling, because" in words.certificate(result)
     assert words.verdict(verdict) in render(result)
 
 

@@ -311,7 +311,7 @@ def _closed_otherwise(given: Certificate) -> str:
         Verdict.HOST_OOM: "the host's memory refused it",
         Verdict.SIZE_LIMIT: "a kernel's index limit refused it, whatever the memory",
     }.get(closed.verdict, "it ran out of memory, and growth leaves no room above it")
-    return f"; nothing above {closed.microbatch} was tried, because {why}"
+    return f"; {closed.microbatch} set the ceiling, because {why}"
 
 
 def holes(result: ProbeResult) -> tuple[int, ...]:
@@ -437,9 +437,11 @@ def trial_line(trial: TrialResult) -> str:
     else:
         ended = where(trial.evidence)
         told = verdict(trial.verdict) + (f" ({ended})" if ended else "")
-        if trial.verdict.limits_size:
-            need = trial.demand_bytes
-            fits = need is not None and need <= spec.device.limit_bytes
+        need = trial.demand_bytes
+        if need is None or trial.verdict is Verdict.SIZE_LIMIT:
+            told += f": {trial.evidence.rule}"
+        elif trial.verdict.limits_size:
+            fits = need <= spec.device.limit_bytes
             apart = "fragmented, " if fits and trial.verdict is Verdict.OOM else ""
             told += f": {apart}{size(need)} needed of {limit}"
     if trial.evidence.doubtful and spec.repeats is None:

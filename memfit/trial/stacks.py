@@ -45,4 +45,4 @@ def readable(lines: list[str]) -> list[str]:
                 kept.append(line)
         elif is_users(frame["path"]) and "runpy" not in frame["path"]:
             kept.append(f"{frame['before']}{short_path(frame['path'])}{frame['after']}")
-    return kept
+    return "\n".join(kept).strip("\n").split("\n") if kept else []

@@ -159,6 +159,18 @@ def test_a_line_of_progress_for_a_failure_says_where_and_how_much() -> None:
     assert "out of memory (backward, group 1, microbatch 1): 25.47 GiB needed of 23.05" in line
 
 
+def test_a_line_of_progress_for_a_doubtful_failure_says_that_it_is_repeated() -> None:
+    trial = sample.gpu_trial(4, 24, fits=False)
+    doubt = replace(trial.evidence, rule="cuDNN internal", doubtful=True)
+    first = replace(trial, evidence=doubt, demand_bytes=None)
+    again = replace(first, spec=replace(trial.spec, index=5, repeats=4))
+
+    assert ": cuDNN internal, doubtful, so it is repeated before it counts" in (
+        words.trial_line(first)
+    )
+    assert ": cuDNN internal, repeating trial 4" in words.trial_line(again)
+
+
 def test_a_line_of_progress_on_a_cpu_does_not_say_virtual() -> None:
     assert "virtual" not in words.trial_line(sample.cpu_trial(1, 32, 2**30))
 
