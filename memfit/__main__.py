@@ -1,8 +1,6 @@
 """`python -m memfit`."""
 
-import sys
-
-from memfit.cli import main
+from memfit.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

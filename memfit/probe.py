@@ -66,8 +66,11 @@ LEAST_GROUPS = 2
 """Groups of a search trial: one that makes the optimizer's state, and one that runs with it."""
 _LOAD_TIMEOUT_S = 900.0
 """Longest time that importing torch and the user's code may take."""
-_LEDGER_MICROBATCHES = 16
-"""Microbatches of a group whose allocations are noted; more of them are alike."""
+_LEDGER_MICROBATCHES = 3
+"""Microbatches of a group in which allocations are noted; further ones are nearly always alike, and
+noting takes several times as long as running."""
+_LEDGER_WHOLE = 16
+"""Longest group that is noted as a whole where fewer microbatches have other peaks."""
 
 
 def run_probe(
@@ -447,16 +450,22 @@ class _Probe:
         """Run the answer once more to see what its peak is made of, where there is time for it."""
         if self._spec.device.kind is DeviceKind.CPU or self._time_is_up:
             return answer
-        spec = replace(
-            answer.spec,
-            reason="what its peak is made of",
-            group_microbatches=min(answer.spec.group_microbatches, _LEDGER_MICROBATCHES),
-            record_timeline=False,
-            record_ledger=True,
-            timeout_s=10 * answer.wall_s + 30,
-        )
-        self._listener.asked(spec)
-        return with_ledger(answer, self._runner.run(spec))
+        whole = answer.spec.group_microbatches
+        for groups, microbatches in ((2, _LEDGER_MICROBATCHES), (answer.spec.groups, whole)):
+            spec = replace(
+                answer.spec,
+                reason="what its peak is made of",
+                groups=groups,
+                group_microbatches=min(whole, microbatches),
+                record_timeline=False,
+                record_ledger=True,
+                timeout_s=10 * answer.wall_s + 30,
+            )
+            self._listener.asked(spec)
+            told = with_ledger(answer, self._runner.run(spec))
+            if told is not answer or whole > _LEDGER_WHOLE:
+                return told
+        return answer
 
     def _tuned(self, answer: TrialResult) -> Tuned | None:
         """Look for a larger microbatch with expandable segments, where that was asked for."""

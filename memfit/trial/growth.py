@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.records import GrowthPlace
+from memfit.trial.lazy import memory_snapshot
 
 if TYPE_CHECKING:
     from memfit.devices.memory import MemoryReader
@@ -72,9 +73,7 @@ class GrowthRecorder:
         )
 
     def _places_now(self) -> Counter[str]:
-        import torch  # noqa: PLC0415
-
-        snapshot: Any = torch.cuda.memory._snapshot()  # noqa: SLF001
+        snapshot = memory_snapshot()
         found: Counter[str] = Counter()
         for segment in snapshot["segments"]:
             for block in segment["blocks"]:

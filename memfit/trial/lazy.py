@@ -27,6 +27,7 @@ NEEDS_COMPILER = 75
 """Exit status of a trial that has to be started again, with the compiler imported."""
 _NAME = "torch._dynamo"
 _CONFIG = f"{_NAME}.config"
+_INDUCTOR = "torch._inductor"
 
 
 def install() -> None:
@@ -53,6 +54,23 @@ def end_instead_of_importing() -> None:
     found = sys.modules.get(_NAME)
     if isinstance(found, _StandIn):
         found.trial = os.getpid()
+
+
+def memory_snapshot() -> Any:
+    """Return torch's snapshot of its allocator and the history that it kept.
+
+    To name lines of compiled code, torch would import all of its compiler for that. Where it is not
+    imported, there is no such code.
+    """
+    import torch  # noqa: PLC0415
+
+    if _INDUCTOR in sys.modules:
+        return torch.cuda.memory._snapshot()  # noqa: SLF001
+    torch._inductor = ModuleType(_INDUCTOR)  # noqa: SLF001 - has nothing that would be asked
+    try:
+        return torch.cuda.memory._snapshot()  # noqa: SLF001
+    finally:
+        del torch._inductor  # noqa: SLF001
 
 
 class _StandIn(ModuleType):

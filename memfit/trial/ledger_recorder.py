@@ -17,6 +17,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from memfit.records import Category, Ledger, PhaseMemory
+from memfit.trial.lazy import memory_snapshot
 from memfit.trial.ledger import Notes, Phase, Place, Sources, Where, ledger
 from memfit.trial.ledger_replay import Rules, replay
 
@@ -166,7 +167,7 @@ class LedgerRecorder:
         self._torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - their frees tell which they are
         events = self._now()
         gc.disable()  # what follows makes many objects and no cycles
-        snapshot: Any = memory._snapshot()  # noqa: SLF001
+        snapshot = memory_snapshot()
         memory._record_memory_history(None)  # noqa: SLF001
         history = replay(
             snapshot["device_traces"][self._device], Rules.of(snapshot["allocator_settings"])
