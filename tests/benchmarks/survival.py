@@ -10,15 +10,20 @@ that the search passed over is seen. Where nothing fits, the same is asked of th
 
 from __future__ import annotations
 
+import argparse
+import collections
 import dataclasses
 import os
+import platform
 import random
+import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -30,7 +35,7 @@ from memfit.probe import run_probe
 from memfit.question import ProbeRequest, worker_environment
 from memfit.records import DeviceSpec, ProbeResult, TrialResult, TrialSpec, Verdict
 from memfit.trial.runner import TrialRunner
-from tests.benchmarks.draws import TARGET, Question
+from tests.benchmarks.draws import TARGET, Question, draw
 from tests.benchmarks.nurseries import shared
 from tests.benchmarks.scan import Deaf
 
@@ -321,3 +326,111 @@ def run(questions: Sequence[Question], store: Store) -> list[Finding]:
             )
     findings = (store[question] for question in questions)
     return [finding for finding in findings if finding is not None]
+
+
+# -- telling -------------------------------------------------------------------------------------
+
+
+def _counts(findings: Sequence[Finding], of: Callable[[Finding], str]) -> str:
+    counted = collections.Counter(of(finding) for finding in findings)
+    return ", ".join(f"{name or 'default'} {count}" for name, count in sorted(counted.items()))
+
+
+def _row(finding: Finding) -> str:
+    q = finding.question
+    batch = "-" if q.logical_batch is None else f"{q.logical_batch} {q.policy.value}"
+    above = [finding.next, *finding.above]
+    tried = ", ".join(f"{t.microbatch} {t.verdict}" for t in above if t is not None)
+    survival = finding.survival
+    ran = f"{survival.groups_run} groups" if survival else "-"
+    cells = [
+        str(q.index), q.title, batch, str(q.replicas), f"{q.card}, {q.memory}",
+        q.allocator or "default", str(finding.answer or "none"), str(finding.trials), ran,
+        tried or "none is larger", "; ".join(finding.faults) or "holds",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def as_markdown(findings: Sequence[Finding], *, command: str) -> str:
+    """Write the page."""
+    answered = [f for f in findings if f.answer is not None]
+    bounded = [f for f in answered if f.next is not None]
+    sound = [f for f in findings if not f.faults]
+    lasting = [f for f in answered if f.survival and f.survival.verdict is Verdict.FITS]
+    settled = [f for f in answered if f.survival and f.survival.retries]
+    above = [t for f in findings for t in ((f.next, *f.above) if f.next else ())]
+    refused = [t for t in above if t.verdict.limits_size]
+    next_refused = [f for f in bounded if f.next and f.next.verdict.limits_size]
+    holes = [f for f in answered if any(v != "fits" and m < (f.answer or 0) for m, v in f.sizes)]
+    thrashing = [f for f in findings if any(v == "thrash" for _, v in f.sizes)]
+    trials = sorted(f.trials for f in answered)
+    kinds = _counts(findings, lambda f: str(f.question.parameters["kind"]))
+    updates = _counts(findings, lambda f: str(f.question.parameters["update"]))
+    precisions = _counts(findings, lambda f: f.question.precision.value)
+    allocators = _counts(findings, lambda f: f.question.allocator)
+    cards = _counts(findings, lambda f: f.question.card)
+    checkpointed = sum(bool(f.question.parameters["checkpointed"]) for f in findings)
+    kept = sum(f.question.logical_batch is not None for f in findings)
+    replicas = sum(f.question.replicas > 1 for f in findings)
+    return f"""\
+# Survival: random workloads, and whether the emitted size stays good
+
+{len(findings)} questions were drawn at random and answered by a probe on **virtual** cards. Then,
+in fresh processes and in full groups, the answer ran {GROUPS} groups, and what lies above it was
+tried: the next candidate, and others at random.
+
+- **{len(sound)} of {len(findings)}** hold without exception.
+- {len(answered)} have an answer; {len(lasting)} of these answers ran {GROUPS} groups. In
+  {len(settled)} of them the allocator retried after the first group; in none that holds after group
+  {SETTLED}.
+- {len(bounded)} answers have a larger candidate. The next one fails in {len(next_refused)}.
+- {len(refused)} of {len(above)} sizes tried above an answer fail.
+- In {len(holes)} probes a size failed below the answer (a hole); in {len(thrashing)} a size ran
+  only because the allocator kept flushing its cache.
+- {len(findings) - len(answered)} questions have no answer: not even the smallest size fits.
+- Probes took {trials[len(trials) // 2] if trials else 0} trials on the median and \
+{trials[-1] if trials else 0} at the most.
+
+Kinds: {kinds}. Optimizers: {updates}. Precisions: {precisions}. Allocator settings: {allocators}.
+Cards: {cards}, with 2 GiB or more. {checkpointed} are checkpointed, {kept} keep a logical batch,
+{replicas} have replicas.
+
+| # | workload | logical batch | D | card | allocator | answer | trials | survived | above | |
+|---|---|---|---|---|---|---|---|---|---|---|
+{chr(10).join(_row(finding) for finding in findings)}
+
+memfit {version("memfit")}, torch {version("torch")}; Python {platform.python_version()}.
+
+Regenerate with
+
+```
+{command}
+```
+"""
+
+
+def main() -> int:
+    """Examine what the store does not have, and tell."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.survival",
+        description="Put a probe's answers to random questions to the proof.",
+    )
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", type=Path, metavar="FILE", help="where findings are kept")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    asked = parser.parse_args()
+    path = asked.store or Path("build") / f"survival-{asked.seed}.jsonl"
+    findings = run([draw(asked.seed, index) for index in range(asked.count)], Store(path))
+    wrong = [finding for finding in findings if finding.faults]
+    for finding in wrong:
+        print(f"#{finding.question.index}: {'; '.join(finding.faults)}\n  {finding.question}")
+    print(f"{len(findings) - len(wrong)} of {len(findings)} hold")
+    if asked.markdown is not None:
+        command = shlex.join(["python", "-m", "tests.benchmarks.survival", *sys.argv[1:]])
+        asked.markdown.write_text(as_markdown(findings, command=command))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
