@@ -211,7 +211,7 @@ def timed(
 def probe_words(setting: Setting) -> list[str]:
     """Return the words of the `memfit probe` that is measured."""
     words = ["probe", setting.target, "--device", setting.card]
-    words += ["--precision", setting.precision.value]
+    words += ["--precision", setting.precision.value, "--allocator", "default"]
     return words + [
         word for name, value in setting.parameters.items() for word in ("--set", f"{name}={value}")
     ]

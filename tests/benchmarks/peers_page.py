@@ -234,8 +234,9 @@ Sizes in order, those that failed in brackets.
   loop of two groups of two microbatches, the matching `mixed_precision`,
   `gradient_accumulation_steps=2`. Its own wrapper returns the outputs in float32.
 - Both build the model on the device, as a memfit trial does.
-- memfit: `memfit probe` with its defaults; the limit is the card less its headroom of 2 %, and the
-  others' card has just that much.
+- memfit: `memfit probe` with its defaults, but for `--allocator default`: by itself it would also
+  tell what another setting of the allocator allows, which nobody else is asked. The limit is the
+  card less its headroom of 2 %, and the others' card has just that much.
 - The card is deterministic; the load average was {machine.load:.1f} when the measurement began.
 
 {machine.versions}.

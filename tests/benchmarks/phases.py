@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     words = ["probe", asked.target, "--device", asked.device, "--precision", asked.precision]
+    words += ["--allocator", "default"]
     if asked.logical_batch is not None:
         words += ["--logical-batch", asked.logical_batch]
     began = float(os.environ.get("MEMFIT_BENCH_BEGAN", BEGAN))

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import msgspec
 
+from memfit.allocator import AllocatorChoice
 from memfit.batch import Candidates, candidates
 from memfit.devices.select import choose, describe
 from memfit.errors import NothingFits
@@ -180,6 +181,7 @@ def _probe(question: Question) -> tuple[ProbeResult | None, str | None]:
             policy=question.policy,
             precision=question.precision,
             clip_norm=question.clip_norm,
+            allocator=AllocatorChoice.DEFAULT,
             out=Path(folder) / "probe",
         )
         try:
