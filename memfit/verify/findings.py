@@ -452,11 +452,10 @@ _PAGES = (
         severity=_E,
         title="the optimizer's state advances more than once per group",
         meaning=(
-            "One call of step() on the loop's side advanced the optimizer's own counter by more "
-            "than one, or two optimizers share parameters: moments and bias corrections then run "
-            "ahead of the steps."
+            "One call of step() advanced the optimizer's own counter by more than one: moments, "
+            "bias corrections and whatever else it counts run ahead of the steps."
         ),
-        remedy="give each parameter to one optimizer, and step it once per group",
+        remedy="let the optimizer's step() make one step, and call it once per group",
     ),
     Page(
         code="MF604",

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.verify.checking import line_of, watch
+from memfit.verify.worker.loops import find_loop, watch_groups
+from tests.verify.checking import line_of, watch, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,6 +234,57 @@ def test_a_broken_loop_is_found_with_its_place_and_nothing_else(code: str, tmp_p
     assert "train_" in place.file
     if at is not None:
         assert place.line == line_of(source, at)
+
+
+def test_microbatches_of_8_8_8_5_that_are_not_weighted_are_found(tmp_path: Path) -> None:
+    sizes = "torch.randn(n, 16), torch.randn(n, 1)) for n in (8, 8, 8, 5) * 3]"
+    source = LOOP.replace("torch.randn(8, 16), torch.randn(8, 1)) for _ in range(12)]", sizes)
+    found, seen = watch(tmp_path, source)
+
+    assert [f.code for f in found] == ["MF201"]
+    assert "8, 8, 8, 5" in found[0].evidence
+    assert all(g.error is not None and g.error > 1e-3 for g in seen.groups)
+
+    weighted = source.replace("y) / A", "y) * len(x) / 29")
+    found, seen = watch(tmp_path, weighted)
+    assert found == []
+    assert all(g.error is not None and g.error < 1e-6 for g in seen.groups)
+
+
+GROUPS = """
+class Trainer:
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Linear(16, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def run_group(self, m, A):
+        for _ in range(A):
+            loss = F.mse_loss(self.model(torch.randn(m, 16)), torch.randn(m, 1))
+            (loss / A).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "codes"),
+    [
+        (GROUPS, []),
+        (GROUPS.replace("(loss / A)", "loss"), ["MF204"]),
+        (GROUPS.replace("        self.optimizer.zero_grad()\n", ""), ["MF502"]),
+        (GROUPS.replace("        self.optimizer.", "            self.optimizer."), ["MF503"]),
+        (GROUPS + "\ntrainer = Trainer()\n", []),
+    ],
+)
+def test_an_object_with_run_group_is_asked_for_groups_and_watched(
+    source: str, codes: list[str], tmp_path: Path
+) -> None:
+    run_group = find_loop(str(write(tmp_path, source)))
+    found, seen = watch_groups(run_group, 2, 4, seed=0, seconds=60.0, target="it")
+
+    assert [f.code for f in found] == codes
+    assert seen.backward_passes == 12
 
 
 def test_a_graph_that_is_retained_is_found(tmp_path: Path) -> None:

@@ -140,6 +140,19 @@ BROKEN = {
         REFERENCE + "\ndef optimizer(model):\n    return torch.optim.SGD([model.weight], lr=0.1)\n",
         "def optimizer",
     ),
+    "MF603": (
+        REFERENCE
+        + """
+class Twice(torch.optim.Adam):
+    def step(self, closure=None):
+        super().step(closure)
+        super().step(closure)
+
+def optimizer(model):
+    return Twice(model.parameters(), lr=0.1)
+""",
+        "def optimizer",
+    ),
     "MF102": (
         REFERENCE
         + """

@@ -69,6 +69,8 @@ class Equality:
         self.held = list(held)
         self.unheld: set[str] = set()
         """Operators whose draws could not be held still."""
+        self.state_steps = 0
+        """The most steps that the optimizer's own state counts after one group."""
         self.accumulated_loss = math.nan
         """Loss of the group that was compared last."""
         self.measure()
@@ -126,7 +128,9 @@ class Equality:
             The comparison, or None where the accumulated gradient is no number.
         """
         self._tell(f"microbatches of {'+'.join(map(str, sizes))} in {self._dtype}")
-        update = self._accumulate(sizes, self._subject.optimizer() if step else NoStep())
+        optimizer = self._subject.optimizer() if step else NoStep()
+        update = self._accumulate(sizes, optimizer)
+        self.state_steps = max(self.state_steps, _state_steps(optimizer))
         self.accumulated_loss = update.loss
         if not is_finite(update.gradient):
             return None
@@ -221,6 +225,13 @@ def works_in_float64(subject: Subject, batch: Any) -> bool:
         )
     finally:
         subject.use(torch.float32)
+
+
+def _state_steps(optimizer: Any) -> int:
+    """Return the steps that an optimizer's state counts; 0 where it counts none."""
+    states = getattr(optimizer, "state", {}).values()
+    steps = [state["step"] for state in states if isinstance(state, dict) and "step" in state]
+    return int(max((float(step) for step in steps), default=0.0))
 
 
 def _disturbed(gradient: Gradient, size: float) -> Gradient:

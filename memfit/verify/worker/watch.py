@@ -212,8 +212,10 @@ class Watch:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
 
-    def _step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._steps += 1
+        if not any(known() is optimizer for known in self._optimizers):  # made before the watch
+            self._optimizers.append(weakref.ref(optimizer))
         if self._in_scaler_step is None:
             self._note("step", error=self._sum.close())
         else:

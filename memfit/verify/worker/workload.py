@@ -223,6 +223,7 @@ class WorkloadCheck:
         if not live <= _MIXED:
             self._hold(mixers, equality, live)
         made = equality.split(self._splits[0], step=True)
+        self._find_extra_steps(equality.state_steps)
         self._find_moving_buffers({m.name for m in mixers})
         loss_of_group = equality.accumulated_loss
         for sizes in self._splits[1:]:
@@ -261,6 +262,14 @@ class WorkloadCheck:
             )
         if result.comparisons[0].step_error is None:
             result.notes.append("the optimizer step changed nothing, or wants a closure")
+
+    def _find_extra_steps(self, steps: int) -> None:
+        if steps > 1:
+            self._find(
+                "MF603",
+                f"After one group the optimizer's state counts {steps} steps.",
+                self._place_of("optimizer"),
+            )
 
     def _nature_of_equal(self, batch: Any, splitter: Splitter) -> LossNature:
         """Say what a loss is whose splits, uneven ones too, were equal by their counts."""
