@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tests.accuracy.ladder import KNOWN, THEN_CONTEXT_BYTES, TOTAL_BYTES
+from tests.accuracy.ladder import CONTEXTS, KNOWN, TODAY, TOTAL_BYTES
 from tests.accuracy.ladder import NAME as LADDER
 from tests.accuracy.rows import ALLOCATED, RESERVED, Result, Row
 
@@ -31,9 +31,10 @@ def _head(versions: Sequence[str], command: str) -> str:
 Every figure under *virtual* was made by a **virtual GPU**: PyTorch's CUDA build and its real
 caching allocator over a stand-in driver whose kernels do nothing. Every figure under *measured* was
 published by other people, who ran real cards. The model code is this project's own, written from
-the published operations: where a table gives shapes only, an operator's details (copies, lifetimes)
-were settled by looking at its figures, in places at several of its rows, so operator rows are no
-blind test. No constant of memfit was fitted to a row.
+the published operations and from what the authors' scripts do: where these leave an operator's
+details open (copies, lifetimes, what earlier rows left alive), they were settled by looking at its
+figures, in places at several of its rows, so operator rows are no blind test. No constant of memfit
+was fitted to a row.
 
 Run with:
 
@@ -156,41 +157,45 @@ def _ladder(name: str, results: Sequence[Result]) -> str:
     tries = [one for result in results for one in result.ladder]
     if not tries:
         return "\n".join(lines)
+    names = (TODAY, *CONTEXTS)
+    sizes = " and ".join(f"{size // MIB:,}" for size in CONTEXTS.values())
     lines += [
         "The largest batch of a ladder that fitted, with torch 1.12. A random sample of each "
         f"layout, seed 0; a card of {TOTAL_BYTES:,} bytes, as drivers of that time showed it; no "
-        "headroom. *Context of today* is what memfit charges for the card; *context of then* is "
-        f"{THEN_CONTEXT_BYTES // MIB:,} MiB, read on a V100 of that time, before CUDA loaded "
-        "kernels one by one; it decides most of the rungs that fit here, which take 93 to 98 % of "
-        "the card. A rung that fits only by flushing the allocator's cache in every "
-        "step counts as failed, as a trial of memfit would.\n",
-        "| layout | context | batches that fitted there | fit here | next rungs that failed there "
-        "| fail here |",
-        "|---" * 6 + "|",
+        "headroom. *Context of today* is what memfit charges for the card, whose torch loads "
+        f"kernels one by one; *of then* are {sizes} MiB, the least and the most that were read on "
+        "an RTX 3090 before that (pytorch#49877, torch 1.7.1; pytorch#55277, torch 1.8.2; no "
+        "reading with 1.12 was found). A rung that runs only by flushing the allocator's cache in "
+        "every step counts as failed, as a trial of memfit would; the benchmark itself would have "
+        "taken it.\n",
+        "| layout | context | batches that fitted there | fit here | run here, flushing | refused "
+        "here | next rungs that failed there | fail here |",
+        "|---" * 8 + "|",
     ]
     for layout in dict.fromkeys(str(one["layout"]) for one in tries):
-        for context, key in (("of today", "verdict"), ("of then", "verdict_then")):
-            here = [one for one in tries if one["layout"] == layout and one[key] != "error"]
-            own = [one for one in here if one["fitted_there"]]
-            above = [one for one in here if not one["fitted_there"]]
-            fit = sum(one[key] == "fits" for one in own)
-            fail = sum(one[key] != "fits" for one in above)
+        for context in names:
+            here = [one for one in tries if one["layout"] == layout and one[context] != "error"]
+            own = [str(one[context]) for one in here if one["fitted_there"]]
+            above = [str(one[context]) for one in here if not one["fitted_there"]]
+            fail = sum(verdict != "fits" for verdict in above)
             share = f" ({100 * fail / len(above):.1f} %)" if above else ""
             lines.append(
-                f"| {layout} | {context} | {len(own)} | {fit} | {len(above)} | {fail}{share} |"
+                f"| {layout} | {context} | {len(own)} | {own.count('fits')} | "
+                f"{own.count('thrash')} | {own.count('oom')} | {len(above)} | {fail}{share} |"
             )
     lines += [
-        "\n| unlike the real card | layout | batch | there | here | context of then | "
+        "\n| unlike the real card | layout | batch | there | here | "
+        f"{' | '.join(f'context {name}' for name in CONTEXTS)} | "
         "allocated, reserved here, MiB | why |",
-        "|---" * 8 + "|",
+        "|---" * (7 + len(CONTEXTS)) + "|",
     ]
     lines += [
         f"| {one['model']} | {one['layout']} | {one['batch']} | "
-        f"{'fits' if one['fitted_there'] else 'fails'} | {one['verdict']} | "
-        f"{one['verdict_then']} | {_mib(one['allocated'])}, {_mib(one['reserved'])} | {_why(one)} |"
+        f"{'fits' if one['fitted_there'] else 'fails'} | "
+        f"{' | '.join(str(one[context]) for context in names)} | "
+        f"{_mib(one['allocated'])}, {_mib(one['reserved'])} | {_why(one)} |"
         for one in tries
-        if (one["verdict"] == "fits") != one["fitted_there"]
-        or (one["verdict_then"] == "fits") != one["fitted_there"]
+        if any((one[context] == "fits") != one["fitted_there"] for context in names)
     ]
     return "\n".join(lines)
 

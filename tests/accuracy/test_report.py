@@ -68,3 +68,36 @@ def test_a_shorter_sample_is_the_beginning_of_a_longer_one():
 def test_the_next_rung_of_the_top_is_nothing():
     assert ladder.Rung(model="m", image=224, batch=512, channels_last=True).above is None
     assert ladder.Rung(model="m", image=224, batch=256, channels_last=True).above == 384
+
+
+def rung(model: str, *, fitted_there: bool, **verdicts: str) -> dict[str, object]:
+    here = verdicts["today"]
+    contexts = dict(zip(ladder.CONTEXTS, (verdicts["least"], verdicts["most"]), strict=True))
+    return {
+        "model": model,
+        "layout": "NHWC",
+        "batch": 64,
+        "fitted_there": fitted_there,
+        "verdict": here,
+        ladder.TODAY: here,
+        **contexts,
+        "error": "",
+        "retries": [0, 0, 0],
+        "reserved": 24_000_000_000,
+        "allocated": 23_000_000_000,
+    }
+
+
+def test_every_context_is_judged_in_a_line_of_its_own():
+    tries = [
+        rung("one", fitted_there=True, today="fits", least="thrash", most="oom"),
+        rung("one", fitted_there=False, today="fits", least="oom", most="oom"),
+    ]
+    text = report.markdown(
+        [Result(data_set=ladder.NAME, ladder=tries)], versions=["torch 2.14.1"], command="make it"
+    )
+
+    assert "| NHWC | of today | 1 | 1 | 0 | 0 | 1 | 0 (0.0 %) |" in text
+    assert "| NHWC | of then, least | 1 | 0 | 1 | 0 | 1 | 1 (100.0 %) |" in text
+    assert "| NHWC | of then, most | 1 | 0 | 0 | 1 | 1 | 1 (100.0 %) |" in text
+    assert "| one | NHWC | 64 | fits | fits | thrash | oom |" in text

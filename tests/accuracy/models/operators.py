@@ -1,62 +1,50 @@
 """Single operators: the peak of one call of ten, with the gradients of earlier calls kept.
 
-Each operator is written here from its definition. The table that was measured gives shapes and
-types, not operations; where a definition leaves a choice (an fp32 copy, the order of a sum), the
-choice is the one that the smallest row of the operator agrees with, and the other rows test it.
+Each operator is written from its definition, in the order of operations that the benchmark's
+scripts follow. Where neither settles a choice (an fp32 copy, the order of a sum), the choice is the
+one that the smallest row of the operator agrees with, and the other rows test it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from tests.accuracy.models import losses, mixture
+from tests.accuracy.models.bench import Bench, Config, dtype_of, random
+
 CALLS = 10
 ALWAYS_FULL = frozenset({"group_norm"})
 """Operators whose rows are alike in every mode: all of them ran forward and backward."""
-Config = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """One operator, ready to be called."""
-
-    forward: Callable[[], Any]
-    gradient: Callable[[], Any] = lambda: None
-    """Makes the gradient of the output; the default is that of a scalar."""
-    inputs: tuple[torch.Tensor, ...] = ()
-    """Where only the gradients of these are wanted, and they are not kept."""
-    retain: bool = True
-    """Whether the graph stays after backward."""
-    kept: tuple[Any, ...] = ()
-    """What else is alive while the operator is measured."""
-
-    def backward(self, output: Any, gradient: Any) -> None:
-        """Run backward once."""
-        if self.inputs:
-            torch.autograd.grad(output, self.inputs, gradient, retain_graph=self.retain)
-        else:
-            output.backward(gradient, retain_graph=self.retain)
+_MASKED = -1e9
+"""The score of a position that may not be seen."""
 
 
 def measure(*, operator: str, config: Config, mode: str) -> dict[str, Any]:
     """Return the median peak of ten calls."""
-    bench = OPERATORS[operator](config)
+    return {"peak_allocated_bytes": _median_peak(OPERATORS[operator](config), operator, mode)}
+
+
+def _median_peak(bench: Bench, operator: str, mode: str) -> int:
     if mode == "forward" and operator not in ALWAYS_FULL:
         # Rows of one process share what cuBLAS keeps: earlier rows ran backward as well.
         bench.backward(bench.forward(), bench.gradient())
         _forget_gradients(bench)
         call = bench.forward
     else:
-        gradient = bench.gradient()
-        output = bench.forward() if mode == "backward" else None
+        gradient = None if bench.fresh_gradient else bench.gradient()
+        output = None
+        if mode == "backward":
+            output = bench.forward()
+            gradient = bench.gradient() if gradient is None else gradient
 
         def call() -> None:
-            bench.backward(bench.forward() if output is None else output, gradient)
+            result = bench.forward() if output is None else output
+            bench.backward(result, bench.gradient() if gradient is None else gradient)
 
     peaks = []
     for _ in range(CALLS):
@@ -64,23 +52,13 @@ def measure(*, operator: str, config: Config, mode: str) -> dict[str, Any]:
         call()
         peaks.append(torch.cuda.max_memory_allocated())
     peaks.sort()
-    return {"peak_allocated_bytes": (peaks[CALLS // 2 - 1] + peaks[CALLS // 2]) // 2}
+    return (peaks[CALLS // 2 - 1] + peaks[CALLS // 2]) // 2
 
 
 def _forget_gradients(bench: Bench) -> None:
     for thing in bench.kept:
         for tensor in thing.parameters() if isinstance(thing, nn.Module) else (thing,):
             tensor.grad = None
-
-
-def _dtype(config: Config) -> torch.dtype:
-    kind = getattr(torch, config.get("dtype", "torch.float32").removeprefix("torch."))
-    assert isinstance(kind, torch.dtype)
-    return kind
-
-
-def _random(*shape: int, config: Config, gradient: bool = False) -> torch.Tensor:
-    return torch.randn(shape, device="cuda", dtype=_dtype(config), requires_grad=gradient)
 
 
 def cross_entropy(config: Config) -> Bench:
@@ -106,9 +84,10 @@ class Gated(nn.Module):
 
 
 def _gated(config: Config, batch: int, activation: Callable[[Any], Any]) -> Bench:
-    x = _random(batch, config["T"], config["hidden_size"], config=config, gradient=True)
-    layer = Gated(config["hidden_size"], config["intermediate_size"], activation)
-    layer = layer.to("cuda").to(_dtype(config))
+    x = random(batch, config["T"], config["hidden_size"], config=config, gradient=True)
+    with torch.device("meta"):
+        layer = Gated(config["hidden_size"], config["intermediate_size"], activation)
+    layer = layer.to_empty(device="cuda").to(dtype_of(config))
     return Bench(lambda: layer(x), lambda: torch.randn_like(x), kept=(layer, x))
 
 
@@ -130,8 +109,8 @@ def rope(config: Config) -> Bench:
     length: int = config["T"] if "T" in config else config["seq_len"]
     heads, key_heads = config["num_q_heads"], config["num_kv_heads"]
     width = (config["H"] if "H" in config else config["hidden_size"]) // heads
-    query = _random(1, length, heads, width, config=config, gradient=True).transpose(1, 2)
-    key = _random(1, length, key_heads, width, config=config, gradient=True).transpose(1, 2)
+    query = random(1, length, heads, width, config=config, gradient=True).transpose(1, 2)
+    key = random(1, length, key_heads, width, config=config, gradient=True).transpose(1, 2)
     gradients = (torch.randn_like(query), torch.randn_like(key))
     positions = torch.arange(length, device="cuda").unsqueeze(0)
     rates = 1.0 / 10_000 ** (torch.arange(0, width, 2, device="cuda").float() / width)
@@ -172,7 +151,7 @@ def jsd(config: Config) -> Bench:
 
 def sparsemax(config: Config) -> Bench:
     """Martins and Astudillo's projection onto the simplex, by sorting."""
-    x = _random(config["B"] * config["T"], config["V"], config=config, gradient=True)
+    x = random(config["B"] * config["T"], config["V"], config=config, gradient=True)
     return Bench(lambda: project(x), lambda: torch.randn_like(x))
 
 
@@ -191,39 +170,57 @@ def project(x: torch.Tensor) -> torch.Tensor:
     return torch.clamp(x - threshold, min=0)
 
 
-def project_all(x: torch.Tensor) -> torch.Tensor:
-    """Project the last dimension onto the simplex, all of it seen by autograd."""
+def project_masked(x: torch.Tensor) -> torch.Tensor:
+    """Project the last dimension onto the simplex; rows without support get zeros."""
     ordered = torch.sort(x, dim=-1, descending=True)[0]
     sums = ordered.cumsum(-1)
     ranks = torch.arange(1, x.size(-1) + 1, device=x.device, dtype=x.dtype)
-    support = ((1 + ranks * ordered) > sums).sum(-1, keepdim=True)
-    threshold = (sums.gather(-1, support - 1) - 1) / support.to(x.dtype)
+    supported = (1 + ranks * ordered > sums) & (ordered > _MASKED / 10)
+    support = supported.sum(-1, keepdim=True)
+    least_one = torch.max(support, torch.ones_like(support))
+    threshold = (sums.gather(-1, least_one - 1) - 1) / least_one.to(x.dtype)
+    threshold = torch.where(support == 0, torch.full_like(threshold, float("inf")), threshold)
     return torch.clamp(x - threshold, min=0)
+
+
+class _Mixer(nn.Module):
+    """Weight and bias of a convolution over scores."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        size, groups = config["K"], config["groups"]
+        shape = (config["C_out"], config["C_in"] // groups, size, size)
+        kind = dtype_of(config)
+        self.weight = nn.Parameter(torch.empty(shape, device="cuda", dtype=kind))
+        self.bias = nn.Parameter(torch.empty(config["C_out"], device="cuda", dtype=kind))
 
 
 def _token_attention(config: Config, normalize: Callable[[torch.Tensor], torch.Tensor]) -> Bench:
     """Causal scores, normalized, mixed over neighbouring keys and queries by a convolution."""
     length = config["L"]
-    scores = _random(config["B"], config["C_in"], length, length, config=config, gradient=True)
-    size = config["K"]
-    other, mixer = (
-        nn.Conv2d(
-            config["C_in"], config["C_out"], size, padding=size // 2, groups=config["groups"]
-        ).to("cuda", _dtype(config))
-        for _ in range(2)
-    )
+    other, mixer = _Mixer(config), _Mixer(config)
+    shape = (config["B"], config["C_in"], length, length)
+    scores = random(*shape, config=config)
+    gradient = torch.randn_like(scores)
+    scores.requires_grad_()
 
     def forward() -> torch.Tensor:
         mask = torch.tril(torch.ones(length, length, dtype=torch.bool, device="cuda")).view(
             1, 1, length, length
         )
-        lowest = torch.tensor(-1e9, device="cuda", dtype=scores.dtype)
+        lowest = torch.tensor(_MASKED, device="cuda", dtype=scores.dtype)
+        zero = torch.tensor(0.0, device="cuda", dtype=scores.dtype)
         weights = normalize(scores.masked_fill(~mask, lowest))
-        mixed: torch.Tensor = mixer(weights)
-        return mixed.masked_fill(~mask, torch.tensor(0.0, device="cuda", dtype=scores.dtype))
+        mixed = F.conv2d(
+            weights,
+            mixer.weight,
+            mixer.bias,
+            padding=config["K"] // 2,
+            groups=config["groups"],
+        )
+        return mixed.masked_fill(~mask, zero)
 
-    shape = (config["B"], config["C_out"], length, length)
-    return Bench(forward, lambda: _random(*shape, config=config), kept=(other,))
+    return Bench(forward, lambda: gradient, kept=(other,))
 
 
 def multi_token_attention(config: Config) -> Bench:
@@ -231,7 +228,7 @@ def multi_token_attention(config: Config) -> Bench:
 
 
 def sparse_multi_token_attention(config: Config) -> Bench:
-    return _token_attention(config, project_all)
+    return _token_attention(config, project_masked)
 
 
 class NeighborhoodAttention(nn.Module):
@@ -274,13 +271,13 @@ def fused_neighborhood_attention(config: Config) -> Bench:
         for _ in range(2)
     )
     shape = (config["batch_size"], config["seq_len"], config["hidden_size"])
-    x = _random(*shape, config=config, gradient=True)
+    x = random(*shape, config=config, gradient=True)
     return Bench(lambda: layer(x), lambda: torch.randn_like(x), kept=(other,))
 
 
 def group_norm(config: Config) -> Bench:
     channels = config["C"]
-    x = _random(config["M"], channels, config["H"], config=config, gradient=True)
+    x = random(config["M"], channels, config["H"], config=config, gradient=True)
     # As above: two implementations are built, with a set of parameters each.
     other, norm = (
         nn.GroupNorm(channels // config["channels_per_group"], channels, eps=config["eps"]).to(
@@ -292,7 +289,7 @@ def group_norm(config: Config) -> Bench:
 
 
 def relu_squared(config: Config) -> Bench:
-    x = _random(config["N"], config=config, gradient=True)
+    x = random(config["N"], config=config, gradient=True)
     return Bench(lambda: F.relu(x) ** 2, lambda: torch.randn_like(x))
 
 
@@ -302,36 +299,6 @@ def megatron_rms_norm(config: Config) -> Bench:
     norm = nn.RMSNorm(config["H"], device="cuda", dtype=torch.bfloat16)
     # A gradient for the output is made beside it, and the sum is what backward starts from.
     return Bench(lambda: norm(x).sum(), kept=(torch.randn_like(x),))
-
-
-def _head(width: int, config: Config, *, bias: bool = False) -> nn.Linear:
-    return nn.Linear(width, config["V"], bias=bias, device="cuda", dtype=_dtype(config))
-
-
-def _preference(config: Config) -> Bench:
-    """Head, log-probabilities of chosen and rejected halves, their odds ratio, and the NLL."""
-    batch, length = config["B"], config["T"]
-    other, head = (_head(config["H"], config) for _ in range(2))
-    x = _random(batch, length, config["H"], config=config, gradient=True)
-    targets = torch.randint(config["V"], (batch, length), device="cuda")
-    half = batch // 2
-
-    def forward() -> torch.Tensor:
-        logits = (x @ head.weight.t()).float()
-        likelihood = F.cross_entropy(
-            logits[:half].view(-1, logits.shape[-1]), targets[:half].view(-1)
-        )
-        mask = targets != -100
-        places = torch.where(mask, targets, 0)
-        tokens = torch.gather(logits.log_softmax(-1), 2, places.unsqueeze(2)).squeeze(2)
-        each = (tokens * mask).sum(-1) / mask.sum(-1)
-        chosen, rejected = each[:half], each[half:]
-        odds = (chosen - rejected) - (
-            torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected))
-        )
-        return likelihood - F.logsigmoid(odds).mean()
-
-    return Bench(forward, retain=False, kept=(other,))
 
 
 OPERATORS: dict[str, Callable[[Config], Bench]] = {
@@ -347,7 +314,11 @@ OPERATORS: dict[str, Callable[[Config], Bench]] = {
     "group_norm": group_norm,
     "relu_squared": relu_squared,
     "megatron_rms_norm": megatron_rms_norm,
-    "fused_linear_orpo_loss": _preference,
-    "fused_linear_cpo_loss": _preference,
-    "fused_linear_simpo_loss": _preference,
+    "fused_linear_orpo_loss": losses.orpo,
+    "fused_linear_cpo_loss": losses.cpo,
+    "fused_linear_simpo_loss": losses.simpo,
+    "kto_loss": losses.kto,
+    "distill_jsd_loss": losses.distill_jsd,
+    "fused_linear_grpo_loss_sequence": losses.grpo,
+    "fused_moe": mixture.fused_moe,
 }

@@ -1,0 +1,47 @@
+"""What every single operator is written with: its call, its gradient, and what stays alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One operator, ready to be called."""
+
+    forward: Callable[[], Any]
+    gradient: Callable[[], Any] = lambda: None
+    """Makes the gradient of the output; the default is that of a scalar."""
+    inputs: tuple[torch.Tensor, ...] = ()
+    """Where only the gradients of these are wanted, and they are not kept."""
+    retain: bool = True
+    """Whether the graph stays after backward."""
+    fresh_gradient: bool = False
+    """Whether every full call makes its gradient anew."""
+    kept: tuple[Any, ...] = ()
+    """What else is alive while the operator is measured."""
+
+    def backward(self, output: Any, gradient: Any) -> None:
+        """Run backward once."""
+        if self.inputs:
+            torch.autograd.grad(output, self.inputs, gradient, retain_graph=self.retain)
+        else:
+            output.backward(gradient, retain_graph=self.retain)
+
+
+def dtype_of(config: Config) -> torch.dtype:
+    """Return the type that a row's configuration names; single precision where it names none."""
+    kind = getattr(torch, config.get("dtype", "torch.float32").removeprefix("torch."))
+    assert isinstance(kind, torch.dtype)
+    return kind
+
+
+def random(*shape: int, config: Config, gradient: bool = False) -> torch.Tensor:
+    """Return random numbers of the configuration's type."""
+    return torch.randn(shape, device="cuda", dtype=dtype_of(config), requires_grad=gradient)
