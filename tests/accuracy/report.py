@@ -211,12 +211,14 @@ def _why(one: dict[str, object]) -> str:
     if one["verdict"] == "error":
         return f"did not run: {str(one['error'])[:120]}"
     if one["fitted_there"]:
-        return "fits with the context of today" if one["verdict"] == "fits" else str(one["error"])
-    used = int(str(one["reserved"])) / TOTAL_BYTES
-    retries = one["retries"]
-    flushed = (
-        f", after {retries[-1]} flushes of the cache"
-        if isinstance(retries, list) and retries[-1]
-        else ""
+        if one["verdict"] == "oom":
+            return str(one["error"])
+        return "the context: with that of today it fits"
+    changed = next((name for name in CONTEXTS if one[name] != "fits"), None)
+    if changed is not None:
+        return f"the context: with that {changed}, it fails here too"
+    share = 100 * int(str(one["reserved"])) / TOTAL_BYTES
+    return (
+        f"not known: {share:.1f} % of the card are reserved here, and cuDNN's benchmark mode took "
+        "workspaces there by its timings; any other RuntimeError stepped down as well"
     )
-    return f"near the limit: {100 * used:.1f} % of the card{flushed}"
