@@ -35,7 +35,7 @@ def main() -> None:
         "traces": lambda: traces.compare(truth, store, torch_version),
         "attention": lambda: attention.compare(truth, store, torch_version),
         "operators": lambda: operators.compare(truth, store, torch_version),
-        "timm": lambda: ladder.compare(truth, store, torch_version, count=options.timm_rows),
+        "timm": lambda: ladder.compare(truth, store, torch_version, counts=options.timm_rows),
     }
     chosen = options.only or list(sets)
     results = [sets[name]() for name in chosen]
@@ -73,7 +73,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", choices=["traces", "attention", "operators", "timm"]
     )
-    parser.add_argument("--timm-rows", type=int, default=200, help="rows of each memory layout")
+    parser.add_argument(
+        "--timm-rows",
+        type=int,
+        nargs=2,
+        default=(200, 200),
+        metavar=("NHWC", "NCHW"),
+        help="rows of each memory layout",
+    )
     return parser.parse_args()
 
 
@@ -94,7 +101,7 @@ def _elsewhere(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
         command = [python, "-m", "tests.accuracy", "--truth", str(options.truth.absolute())]
-        command += ["--json", str(path), "--timm-rows", str(options.timm_rows)]
+        command += ["--json", str(path), "--timm-rows", *map(str, options.timm_rows)]
         for name in chosen:
             command += ["--only", name]
         if options.store:
@@ -119,7 +126,7 @@ def _tell(results: list[Result]) -> None:
 def _command(options: argparse.Namespace) -> str:
     words = ["python -m tests.accuracy --truth DIR"]
     words += ["--also OTHER_PYTHON" for _ in options.also]
-    words.append(f"--timm-rows {options.timm_rows}")
+    words.append(f"--timm-rows {' '.join(map(str, options.timm_rows))}")
     if options.markdown:
         words.append("--markdown reports/accuracy.md")
     return " ".join(words)

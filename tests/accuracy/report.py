@@ -205,20 +205,30 @@ def _mib(size: object) -> str:
 
 
 def _why(one: dict[str, object]) -> str:
+    """Return the first reason that applies."""
     known = KNOWN.get((str(one["model"]), str(one["layout"]), int(str(one["batch"]))))
-    if known:
-        return known
-    if one["verdict"] == "error":
-        return f"did not run: {str(one['error'])[:120]}"
-    if one["fitted_there"]:
-        if one["verdict"] == "oom":
-            return str(one["error"])
-        return "the context: with that of today it fits"
     changed = next((name for name in CONTEXTS if one[name] != "fits"), None)
-    if changed is not None:
-        return f"the context: with that {changed}, it fails here too"
-    share = 100 * int(str(one["reserved"])) / TOTAL_BYTES
-    return (
-        f"not known: {share:.1f} % of the card are reserved here, and cuDNN's benchmark mode took "
-        "workspaces there by its timings; any other RuntimeError stepped down as well"
+    reasons = (
+        (known is not None, known),
+        (one["verdict"] == "error", f"did not run: {str(one['error'])[:120]}"),
+        (
+            one["fitted_there"] and one["verdict"] == "thrash",
+            "runs, but flushes the cache in later steps; the benchmark took that",
+        ),
+        (one["fitted_there"] and one["verdict"] == "oom", str(one["error"])),
+        (one["fitted_there"], "the context: with that of today it fits"),
+        (
+            int(str(one["other_layout_there"])) >= int(str(one["batch"])),
+            "not memory alone: in the other layout the real card ran this batch",
+        ),
+        (changed is not None, f"the context: with that {changed}, it fails here too"),
     )
+    reason = next((text for applies, text in reasons if applies), None)
+    return reason or (
+        f"not known: {_share(one)} of the card is reserved here; cuDNN's benchmark mode took "
+        "workspaces there by its timings, and any other RuntimeError stepped down as well"
+    )
+
+
+def _share(one: dict[str, object]) -> str:
+    return f"{100 * int(str(one['reserved'])) / TOTAL_BYTES:.1f} %"

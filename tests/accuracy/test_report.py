@@ -78,6 +78,7 @@ def rung(model: str, *, fitted_there: bool, **verdicts: str) -> dict[str, object
         "layout": "NHWC",
         "batch": 64,
         "fitted_there": fitted_there,
+        "other_layout_there": 48,
         "verdict": here,
         ladder.TODAY: here,
         **contexts,
