@@ -23,7 +23,7 @@ from memfit.devices.select import DEFAULT_HEADROOM
 from memfit.errors import CannotJudge, Interrupted, MemfitError, NothingFits, UsageError
 from memfit.explain import workload_error
 from memfit.gate import Comparison, GateResult, Limits, compare, differences_of
-from memfit.measure import Bench, check_setting, close_all
+from memfit.measure import Bench, abort_all, check_setting
 from memfit.records import Precision, ProbeResult, TrialResult, Verdict, from_json
 from memfit.virtual import DEFAULT_CARD, find_card
 from memfit.workload import split_target
@@ -334,7 +334,7 @@ def _each(work: Callable[[Job], Done], jobs: Sequence[Job]) -> list[Done]:
         except BaseException as error:
             for future in futures:
                 future.cancel()
-            close_all()
+            abort_all()
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted; nothing was written") from None
             raise

@@ -165,10 +165,10 @@ class Bench:
         )
 
 
-def close_all() -> None:
-    """End the processes of every open bench, whose trials then end as crashed."""
+def abort_all() -> None:
+    """Kill the processes of every open bench, whose trials then end as crashed."""
     for bench in list(_open):
-        bench.runner.close()
+        bench.runner.abort()
 
 
 def peaks_of(device: DeviceMemory) -> DevicePeaks:
