@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -23,8 +24,9 @@ from memfit.devices.select import DEFAULT_HEADROOM
 from memfit.errors import CannotJudge, Interrupted, MemfitError, NothingFits, UsageError
 from memfit.explain import workload_error
 from memfit.gate import Comparison, GateResult, Limits, compare, differences_of
-from memfit.measure import Bench, abort_all, check_setting
+from memfit.measure import Bench, check_setting
 from memfit.records import Precision, ProbeResult, TrialResult, Verdict, from_json
+from memfit.trial.lane import Lane
 from memfit.virtual import DEFAULT_CARD, find_card
 from memfit.workload import split_target
 
@@ -86,8 +88,8 @@ def check(request: GateRequest, tell: Tell) -> GateResult:
             hint=f"`memfit gate --update TARGET --baseline {request.baseline}` adds one",
         )
 
-    def judge(entry: Entry) -> Comparison:
-        return _judge(entry, cards, request.limits, tell)
+    def judge(entry: Entry, lane: Lane) -> Comparison:
+        return _judge(entry, cards, request.limits, tell, lane)
 
     found = [*_each(judge, chosen), *(_missing(target, baseline) for target in missing)]
     return GateResult(
@@ -138,7 +140,9 @@ def _missing(target: str, baseline: Baseline) -> Comparison:
     )
 
 
-def _judge(before: Entry, cards: tuple[str, ...], limits: Limits, tell: Tell) -> Comparison:
+def _judge(
+    before: Entry, cards: tuple[str, ...], limits: Limits, tell: Tell, lane: Lane
+) -> Comparison:
     """Measure one workload as its baseline did, and compare."""
     setting = before.setting
     failed = Comparison(
@@ -151,14 +155,14 @@ def _judge(before: Entry, cards: tuple[str, ...], limits: Limits, tell: Tell) ->
         accumulation_steps=setting.accumulation_steps,
     )
     try:
-        with Bench(setting.target, setting.parameters, setting.device) as bench:
+        with Bench(setting.target, setting.parameters, setting.device, lane=lane) as bench:
             trial = bench.run(setting)
             if trial.verdict is not Verdict.FITS:
                 return _broken(failed, trial)
             now = bench.entry(setting, trial)
             if now.devices != before.devices and not differences_of(before, now):
                 now = bench.entry(setting, bench.explain(setting, trial))
-        now = replace(now, fits_on=_fits_on(setting, {*cards, *before.fits_on}))
+        now = replace(now, fits_on=_fits_on(setting, {*cards, *before.fits_on}, lane))
     except (UsageError, CannotJudge) as error:
         words = error.message + (f"; {error.hint}" if error.hint else "")
         return replace(failed, mark="x", verdict="not comparable", reasons=(words,))
@@ -182,11 +186,13 @@ def _broken(failed: Comparison, trial: TrialResult) -> Comparison:
     return replace(failed, verdict="error", reasons=(error.message + details,))
 
 
-def _fits_on(setting: Setting, cards: set[str]) -> dict[str, bool]:
+def _fits_on(setting: Setting, cards: set[str], lane: Lane) -> dict[str, bool]:
     """Try the same group on other cards, with the headroom that a probe keeps free there."""
     found = {}
     for card in sorted(cards):
-        with Bench(setting.target, setting.parameters, card, headroom=DEFAULT_HEADROOM) as bench:
+        with Bench(
+            setting.target, setting.parameters, card, headroom=DEFAULT_HEADROOM, lane=lane
+        ) as bench:
             trial = bench.run(setting)
         if trial.verdict is not Verdict.FITS and not trial.verdict.limits_size:
             raise workload_error(trial, setting.target, kept=None, earlier=())
@@ -217,10 +223,10 @@ def update(request: GateRequest, new: NewSettings, tell: Tell) -> list[Updated]:
         for setting in settings:
             check_setting(setting)
 
-        def measure(setting: Setting) -> Updated:
+        def measure(setting: Setting, lane: Lane) -> Updated:
             before = baseline.entries.get(setting.name)
             kept = set(before.fits_on) if before else set()
-            return Updated(before=before, now=_measured(setting, {*cards, *kept}, tell))
+            return Updated(before=before, now=_measured(setting, {*cards, *kept}, tell, lane))
 
         updated = _each(measure, settings)
         entries = {**baseline.entries, **{u.now.setting.name: u.now for u in updated}}
@@ -304,8 +310,8 @@ def _from_probe(path: Path) -> Setting:
     )
 
 
-def _measured(setting: Setting, cards: set[str], tell: Tell) -> Entry:
-    with Bench(setting.target, setting.parameters, setting.device) as bench:
+def _measured(setting: Setting, cards: set[str], tell: Tell, lane: Lane) -> Entry:
+    with Bench(setting.target, setting.parameters, setting.device, lane=lane) as bench:
         trial = bench.run(setting)
         if trial.verdict.limits_size:
             raise NothingFits(
@@ -317,7 +323,7 @@ def _measured(setting: Setting, cards: set[str], tell: Tell) -> Entry:
         if trial.verdict is not Verdict.FITS:
             raise workload_error(trial, setting.target, kept=None, earlier=())
         entry = bench.entry(setting, bench.explain(setting, trial))
-    entry = replace(entry, fits_on=_fits_on(setting, cards))
+    entry = replace(entry, fits_on=_fits_on(setting, cards, lane))
     tell(f"measured {setting.name}")
     return entry
 
@@ -325,16 +331,25 @@ def _measured(setting: Setting, cards: set[str], tell: Tell) -> Entry:
 # -- several at a time -----------------------------------------------------------------------
 
 
-def _each(work: Callable[[Job], Done], jobs: Sequence[Job]) -> list[Done]:
+def _each(work: Callable[[Job, Lane], Done], jobs: Sequence[Job]) -> list[Done]:
     """Do all jobs, as many at a time as there are cores, and return what they gave in order."""
+    stop = threading.Event()
+
+    def do(job: Job) -> Done:
+        lane = Lane(stop)
+        try:
+            return work(job, lane)
+        finally:
+            lane.close()
+
     with ThreadPoolExecutor(max_workers=_cores()) as pool:
-        futures: list[Future[Done]] = [pool.submit(work, job) for job in jobs]
+        futures: list[Future[Done]] = [pool.submit(do, job) for job in jobs]
         try:
             return [future.result() for future in futures]
         except BaseException as error:
+            stop.set()
             for future in futures:
                 future.cancel()
-            abort_all()
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted; nothing was written") from None
             raise

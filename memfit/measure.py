@@ -19,6 +19,7 @@ from memfit.records import (
     TrialResult,
     TrialSpec,
 )
+from memfit.trial.lane import Lane
 from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
 
@@ -31,8 +32,6 @@ _ALLOCATION = (
     "TORCH_CUDNN_V8_API_DISABLED",
 )
 """Variables that change how device memory is allocated."""
-_open: set[Bench] = set()
-"""Benches whose processes live, so that whoever is interrupted can end all of them."""
 _PHASES: tuple[Phase, ...] = Phase.__args__  # type: ignore[attr-defined]
 
 
@@ -46,6 +45,7 @@ class Bench:
         device: str,
         *,
         headroom: str = "0%",
+        lane: Lane | None = None,
         timeout_s: float | None = 1800.0,
     ) -> None:
         """Choose the device; `open` imports the workload.
@@ -55,6 +55,7 @@ class Bench:
             parameters: Parameters of the workload to set.
             device: `cuda`, `cpu`, or a card to imitate.
             headroom: What is kept free of the device, in bytes or percent.
+            lane: Keeps the process that imports the workload for the next bench of it.
             timeout_s: Longest time that one trial may take.
 
         Raises:
@@ -70,6 +71,7 @@ class Bench:
             parameters,
             environment=worker_environment(self._choice, self._device),
             load_timeout_s=_LOAD_TIMEOUT_S,
+            lane=lane,
         )
         self._ready: Ready | None = None
 
@@ -78,7 +80,6 @@ class Bench:
 
     def __enter__(self) -> Self:
         """Import the workload."""
-        _open.add(self)
         try:
             self._ready = self.runner.open()
             if self._device is None:
@@ -89,8 +90,7 @@ class Bench:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End every process."""
-        _open.discard(self)
+        """End every process, but for one that a lane keeps."""
         self.runner.close()
 
     @property
@@ -163,12 +163,6 @@ class Bench:
             accumulation_steps=setting.accumulation_steps,
             replicas=setting.replicas,
         )
-
-
-def abort_all() -> None:
-    """Kill the processes of every open bench, whose trials then end as crashed."""
-    for bench in list(_open):
-        bench.runner.abort()
 
 
 def peaks_of(device: DeviceMemory) -> DevicePeaks:

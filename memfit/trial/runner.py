@@ -170,11 +170,6 @@ class TrialRunner:
             write_script(folder, script)
         return self._attempt(spec, folder, "play", started)
 
-    def abort(self) -> None:
-        """Kill the processes from another thread; whoever waits for them here sees them gone."""
-        if self._nursery is not None:
-            self._nursery.abort()
-
     def close(self) -> None:
         """End every process, but for a nursery that the lane keeps, and remove what they left."""
         nursery, self._nursery = self._nursery, None
@@ -409,10 +404,6 @@ class Nursery:
         theirs.close()
         self.pid = self._process.pid
         self.channel = Channel(ours)
-
-    def abort(self) -> None:
-        """Kill the process, and leave the channel to the thread that reads it."""
-        _kill_group(self._process.pid)
 
     def kill(self, *, ends_by_itself: bool = False) -> int:
         """End the process with everything in its group, and return its exit code."""
