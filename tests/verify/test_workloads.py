@@ -77,6 +77,18 @@ def test_a_token_weighted_model_with_padding_is_clean(tmp_path: Path) -> None:
     assert found.loss.counts == (1, 2, 3, 4, 5, 6, 7, 8)
 
 
+def test_a_layer_that_refuses_a_microbatch_of_one_is_the_layer_s_finding(tmp_path: Path) -> None:
+    source = REFERENCE.replace(
+        "nn.Linear(16, 1)", "nn.Sequential(nn.Linear(16, 1), nn.BatchNorm1d(1))"
+    )
+    found = check(tmp_path, source, logical_batch=4)
+
+    assert found.comparisons[0].sizes == (1, 1, 1, 1)
+    assert codes(found) == ["MF301"]
+    assert "is not defined" in found.findings[0].evidence
+    assert all(c.equal for c in found.comparisons)
+
+
 BROKEN = {
     "MF201": (TOKENS, "def loss"),
     "MF202": (REFERENCE.replace("targets)", "targets, reduction='sum')"), "def loss"),

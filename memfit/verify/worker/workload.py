@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memfit.errors import WorkloadError
 from memfit.verification import Comparison, Finding, LossNature, Place
 from memfit.verify.findings import finding
 from memfit.verify.splits import choose_splits
@@ -219,7 +220,7 @@ class WorkloadCheck:
             tell=self._tell,
         )
         mixers = self._mixers(batch)
-        live = equality.error(self._splits[0]) if mixers else 0.0
+        live = self._live_error(equality) if mixers else 0.0
         if not live <= _MIXED:
             self._hold(mixers, equality, live)
         made = equality.split(self._splits[0], step=True)
@@ -262,6 +263,13 @@ class WorkloadCheck:
             )
         if result.comparisons[0].step_error is None:
             result.notes.append("the optimizer step changed nothing, or wants a closure")
+
+    def _live_error(self, equality: Equality) -> float:
+        """Return the error while layers mix; infinite where they refuse the microbatch."""
+        try:
+            return equality.error(self._splits[0])
+        except WorkloadError:  # batch normalisation over a single value, for example
+            return math.inf
 
     def _find_extra_steps(self, steps: int) -> None:
         if steps > 1:
@@ -355,6 +363,7 @@ class WorkloadCheck:
         subject.frozen = frozenset(m.module for m in mixers)
         equality.held.append("statistics")
         equality.measure()
+        apart = "not defined" if math.isinf(live) else f"off by {live:.2g} of the batch's"
         kinds = Counter(type(m.module).__name__ for m in mixers)
         shown = ", ".join(f"{kind} ({number})" for kind, number in kinds.most_common(_SHOWN))
         self._find(
@@ -362,8 +371,8 @@ class WorkloadCheck:
             f"Without half of their neighbours, the same examples leave {len(mixers)} "
             f"{'layer' if len(mixers) == 1 else 'layers'} changed by up to "
             f"{max(m.change for m in mixers):.2g}: {shown}. Split as "
-            f"{'+'.join(map(str, self._splits[0]))}, the accumulated gradient is off by {live:.2g} "
-            "of the batch's; the comparison is made again with these layers in eval mode."
+            f"{'+'.join(map(str, self._splits[0]))}, the accumulated gradient is {apart}; "
+            "the comparison is made again with these layers in eval mode."
             + self._running_statistics(mixers),
             mixers[0].place,
         )
