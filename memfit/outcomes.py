@@ -91,7 +91,8 @@ def unrepeated(trials: Sequence[TrialResult]) -> TrialResult | None:
     """Return the doubtful trial that is still to be repeated before it counts, or None."""
     done = repetitions(trials)
     for trial in trials:
-        waits = trial.evidence.doubtful and trial.verdict.limits_size
+        searches = trial.spec.purpose in ("search", "confirm")
+        waits = searches and trial.evidence.doubtful and trial.verdict.limits_size
         if waits and trial.spec.repeats is None and trial.spec.index not in done:
             return trial
     return None

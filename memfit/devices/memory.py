@@ -10,12 +10,26 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from memfit.devices.nvml import Nvml
 from memfit.errors import WorkloadError
 from memfit.records import DeviceKind, DeviceSpec
+from memfit.units import MIB
 
 if TYPE_CHECKING:
     import torch
 
 BLOCK_BYTES = 512
 """The CUDA caching allocator rounds every request up to a multiple of this (kMinBlockSize)."""
+
+
+def least_request(segment_bytes: int) -> int:
+    """Return the least that was asked of the allocator where it asks the device for a segment.
+
+    It tells of a refusal by the segment: 2 MiB for requests of up to 1 MiB, 20 MiB for those under
+    10 MiB, and larger ones rounded up to 2 MiB (`get_allocation_size` in CUDACachingAllocator).
+    """
+    if segment_bytes <= 2 * MIB:
+        return BLOCK_BYTES
+    if segment_bytes == 20 * MIB:
+        return MIB + BLOCK_BYTES
+    return segment_bytes - 2 * MIB + BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -435,20 +435,25 @@ def trial_line(trial: TrialResult) -> str:
     elif trial.verdict is Verdict.FITS:
         told = f"fits: peak {size(trial.peak_bytes)} of {limit}"
     else:
-        ended = where(trial.evidence)
-        told = verdict(trial.verdict) + (f" ({ended})" if ended else "")
-        need = trial.demand_bytes
-        if need is None or trial.verdict is Verdict.SIZE_LIMIT:
-            told += f": {trial.evidence.rule}"
-        elif trial.verdict.limits_size:
-            fits = need <= spec.device.limit_bytes
-            apart = "fragmented, " if fits and trial.verdict is Verdict.OOM else ""
-            told += f": {apart}{size(need)} needed of {limit}"
+        told = _failure(trial, limit)
     if trial.evidence.doubtful and spec.repeats is None:
         told += ", doubtful, so it is repeated before it counts"
     elif spec.repeats is not None:
         told += f", repeating trial {spec.repeats}"
     return f"trial {spec.index}: {sizes:<20}  {told}  {format_seconds(trial.wall_s)}"
+
+
+def _failure(trial: TrialResult, limit: str) -> str:
+    """Say how a trial failed, where, and by how much or by which rule."""
+    ended, need = where(trial.evidence), trial.demand_bytes
+    told = verdict(trial.verdict) + (f" ({ended})" if ended else "")
+    if need is None or trial.verdict is Verdict.SIZE_LIMIT:
+        return f"{told}: {trial.evidence.rule}"
+    if not trial.verdict.limits_size:
+        return told
+    fits = need <= trial.spec.device.limit_bytes
+    apart = "fragmented, " if fits and trial.verdict is Verdict.OOM else ""
+    return f"{told}: {apart}{size(need)} needed of {limit}"
 
 
 def split_note(result: ProbeResult) -> str | None:

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from memfit import allocator
-from memfit.devices.memory import CudaMemory, MemoryReader, Reading, open_reader
+from memfit.devices.memory import (
+    CudaMemory,
+    MemoryReader,
+    Reading,
+    least_request,
+    open_reader,
+)
 from memfit.group import run_group
 from memfit.records import (
     Composition,
@@ -302,7 +308,8 @@ class _Trial:
             reading = reader.read(device_used=True)
             if reading.allocated_bytes is not None:
                 outside = reading.outside_allocator_bytes or 0
-                self._failed_demand = reading.allocated_bytes + requested + outside
+                least = least_request(requested)
+                self._failed_demand = reading.allocated_bytes + least + outside
             self._refused_at = self._mark
 
         attach(observe)
@@ -396,6 +403,8 @@ class _Trial:
 
     def report(self, failure: WorkerFailure | None) -> WorkerReport:
         """Collect what was measured."""
+        if failure is None or not failure.refused_here:
+            self._failed_demand = None  # of a refusal that the workload survived
         devices: list[DeviceMemory] = []
         composition = None
         if self._recorder is not None:

@@ -235,7 +235,7 @@ def test_the_device_can_run_out_of_memory_in_every_phase(benches, kind, place):
     result = bench.run(f"{place}:device-oom")
 
     check(bench, result, place, "device-oom", (Verdict.OOM, "torch.OutOfMemoryError"))
-    assert result.demand_bytes >= 1 << 50
+    assert result.demand_bytes > (1 << 50) - 2 * MIB
 
 
 @pytest.mark.parametrize("what", ANYWHERE)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memfit import virtual
+from memfit.devices.memory import least_request
 from memfit.records import DeviceKind, DeviceSpec, Split, TrialSpec, Verdict
 from memfit.trial.runner import TrialRunner
 from memfit.units import GIB, MIB
@@ -170,8 +171,22 @@ def test_the_workspace_of_cublas_can_be_what_does_not_fit(pressed, kind):
     assert ended(result) == (Verdict.OOM, "forward", 1)
     assert result.devices[0].peak_reserved_bytes == 2 * MIB
     assert result.devices[0].peak_allocated_bytes < MIB
+    assert result.demand_bytes - (result.devices[0].outside_allocator_bytes or 0) < 3 * MIB
     # Alone it takes a segment of 20 MiB, and everything fits once there is room for that.
     assert bench.run(FEW, CONTEXT + 2 * MIB + 20 * MIB, kind).verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("segment", "least"),
+    [
+        (2 * MIB, 512),
+        (20 * MIB, MIB + 512),
+        (12 * MIB, 10 * MIB + 512),
+        (GIB, GIB - 2 * MIB + 512),
+    ],
+)
+def test_a_refused_segment_tells_the_least_that_was_asked_for(segment, least):
+    assert least_request(segment) == least
 
 
 def test_a_device_that_has_just_enough_room_is_not_refused(pressed):
