@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import linecache
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ _PHASES = ("build", "forward", "backward", "optimizer_step")
 _LIBRARY_MODULES = ("nn/modules/conv.py", "nn/modules/linear.py", "nn/modules/rnn.py")
 _LIBRARY_NODES = ("Convolution", "Cudnn", "Addmm", "Mm", "Bmm", "Baddbmm")
 """Where kernels of cuBLAS and cuDNN are called from, which ask for scratch memory."""
+_PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class Sources:
             return 2
         if filename.startswith(("<", self._memfit)):
             return 3
-        if "/site-packages/" in filename:
+        if _PACKAGES.search(filename):
             return 1
         return 3 if filename.startswith(self._installed) else 0
 
@@ -124,8 +126,9 @@ class Sources:
         """Tell one frame."""
         told = self._told.get(filename)
         if told is None:
-            _, installed, package = filename.rpartition("/site-packages/")
-            told = package if installed else _relative(filename, self._project)
+            told = _PACKAGES.split(filename)[-1]
+            if told == filename:
+                told = _relative(filename, self._project)
             self._told[filename] = told
         text = linecache.getline(filename, line).strip() if self.owner(filename) == 0 else ""
         return Place(told, line, function, text)

@@ -75,7 +75,7 @@ def main() -> None:
         [
             "# memfit gate on the three examples, virtual",
             "",
-            "Made by `python -m tests.benchmarks.gate --alone --out reports/gate.md`. "
+            "Made by `python -m tests.benchmarks.gate --alone --out reports/gate.md`: "
             "GPT-2 (8 \u00d7 2, "
             "bf16, RTX 4090), ResNet-50 (32 \u00d7 2, fp16, A100 40 GB) and the MLP (256 \u00d7 2, "
             "fp32, RTX 3060), all cards virtual, in two clones of one commit, cold.",
