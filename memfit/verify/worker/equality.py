@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,10 @@ from memfit.verify.worker.subject import Gradient, NoStep, Subject, Update
 Held = Literal["draws", "statistics"]
 
 _STEP_MARGIN = 8.0
+_LONG_S = 5.0
+"""A pass that takes longer is worth a hint."""
+_PASSES = 8
+"""Passes over all examples that follow the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +84,14 @@ class Equality:
         """Compute the physical batch, with what is held still now."""
         self._tell(f"the physical batch in {self._dtype}")
         self._expected: _Step | None = None
+        began = time.monotonic()
         self.whole, self.loss = self._physical(self._batch)
+        took = time.monotonic() - began
+        if took > _LONG_S:
+            self._tell(
+                f"one pass took {took:.0f} s, and about {_PASSES} follow: --set scales a workload "
+                "down, and -B the batch"
+            )
         self.scale = norm(self.whole) or 1.0
         self.in_float32: Gradient | None = None
         self._amplification: float | None = None

@@ -58,7 +58,6 @@ class Subject:
         """The model wrapped for data parallelism, where it is."""
         self._state = {name: t.detach().clone() for name, t in self._tensors()}
         self._modes = [(m, m.training) for m in model.modules()]
-        self._random = torch.get_rng_state()
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.model.named_parameters()
@@ -86,7 +85,7 @@ class Subject:
             parameter.grad = None
         for module, training in self._modes:
             module.training = training and module not in self.frozen
-        torch.set_rng_state(self._random)
+        torch.manual_seed(self._seed)  # of every device
 
     def changed_buffers(self) -> dict[str, float]:
         """Return the buffers that are no longer as they were, with the largest change of each."""
