@@ -250,7 +250,7 @@ def read_mark(folder: Path) -> Mark | None:
     return msgspec.json.decode(lines[-1], type=Mark) if lines else None
 
 
-def read_output(folder: Path, *, lines: int = 20) -> tuple[str, ...]:
+def read_output(folder: Path, *, lines: int = 30) -> tuple[str, ...]:
     """Return the last lines that a worker printed."""
     try:
         data = (folder / OUTPUT).read_bytes()

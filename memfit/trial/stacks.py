@@ -20,9 +20,13 @@ _NOISE = ("Extension modules:", "Fatal Python error:")
 
 
 def dump_to(output: int) -> None:
-    """Have this process write its stack to a descriptor when it crashes, or when it is asked."""
+    """Have this process write its stack to a descriptor when it crashes, or when it is asked.
+
+    A crash tells the thread that crashed; a hang tells all of them, since backward on a GPU runs
+    in a thread of its own.
+    """
     faulthandler.enable(output, all_threads=False)
-    faulthandler.register(_ASK, file=output, all_threads=False)
+    faulthandler.register(_ASK, file=output, all_threads=True)
 
 
 def ask(pid: int, output: Path) -> None:
