@@ -11,9 +11,11 @@ from memfit.trial.chain import links
 from memfit.trial.checks import CheckFailed
 from memfit.trial.protocol import WorkerFailure
 from memfit.trial.reads import TrialReads
+from memfit.units import MIB, format_bytes
 from memfit.workload import user_traceback
 
 _NEARLY_FULL_SHARE = 0.05
+_MUCH_HOST_MEMORY = 512 * MIB
 
 
 def describe_failure(
@@ -50,6 +52,17 @@ def _shared_memory_is_full() -> bool:
     except OSError:
         return False
     return room.free < _NEARLY_FULL_SHARE * room.total
+
+
+def host_build_note(taken_bytes: int) -> str | None:
+    """Say that a model was built on the host first, when that took much of its memory."""
+    if taken_bytes < _MUCH_HOST_MEMORY:
+        return None
+    return (
+        f"Building the model took {format_bytes(taken_bytes)} of host memory: model() makes "
+        "parameters on the CPU and moves them. Made on the default device, which is the trial's, "
+        "they take none on a virtual GPU."
+    )
 
 
 def limits_of(model: Any, spec: TrialSpec, reads: TrialReads) -> list[str]:

@@ -16,6 +16,7 @@ from memfit.devices.memory import (
     Reading,
     least_request,
     open_reader,
+    peak_resident_bytes,
 )
 from memfit.group import run_group
 from memfit.records import (
@@ -54,7 +55,7 @@ from memfit.trial.protocol import (
 )
 from memfit.trial.reads import TrialReads
 from memfit.trial.settling import Settling
-from memfit.trial.telling import describe_failure, limits_of
+from memfit.trial.telling import describe_failure, host_build_note, limits_of
 from memfit.trial.timeline import TimelineRecorder
 from memfit.workload import LoadedWorkload, Workload
 
@@ -93,6 +94,7 @@ class _Trial:
         self._recorder: PhaseRecorder | None = None
         self._growth: GrowthRecorder | None = None
         self._noticing = Noticing()
+        self._host_note: str | None = None
         self._evaluation: EvaluationPeak | None = None
         self._timeline: TimelineRecorder | None = None
         self._finished_timeline: Timeline | None = None
@@ -191,9 +193,12 @@ class _Trial:
 
         workload = self._loaded.make()
         workload.device = device
+        before = peak_resident_bytes()
         with torch.device(device):
             model = check_model(workload.model())
         self._model = model.to(device).train()
+        if device.type != "cpu":
+            self._host_note = host_build_note(peak_resident_bytes() - before)
         if self._spec.split.replicas > 1:
             from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
@@ -423,7 +428,10 @@ class _Trial:
             groups_run=self._group if failure is None else max(self._group - 1, 0),
             optimizer_steps_attempted=self._attempted,
             optimizer_steps_applied=self._applied,
-            limits=limits_of(self._model, self._spec, self.reads),
+            limits=[
+                *limits_of(self._model, self._spec, self.reads),
+                *([self._host_note] if self._host_note else []),
+            ],
             failure=failure,
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -118,3 +120,20 @@ def test_no_temporary_files_are_left(bench: Bench, tmp_path: Path) -> None:
     assert running.end().code == 130
     assert not list(temporary.glob("memfit*"))
     assert not (bench.folder / "out").exists()
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_without_a_traceback() -> None:
+    code = """
+import os, signal, sys
+from memfit.__main__ import main
+
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == "memfit.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")

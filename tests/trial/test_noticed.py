@@ -139,3 +139,12 @@ def test_another_process_on_the_gpu_is_named_with_its_bytes(monkeypatch):
 
 def test_a_virtual_gpu_has_no_other_processes(run):
     assert run().observed.other_processes == ()
+
+
+def test_a_model_that_is_built_on_the_host_first_says_what_that_takes(run):
+    plain, moved = run(), run("on the host")
+
+    assert not [limit for limit in plain.limits if "host memory" in limit]
+    (said,) = [limit for limit in moved.limits if "host memory" in limit]
+    assert said.startswith("Building the model took 7")  # 720 MiB of ones
+    assert "MiB of host memory: model() makes parameters on the CPU" in said
