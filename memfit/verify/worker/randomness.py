@@ -7,6 +7,7 @@ keeps everything and noise is zero: the same for every example, in any batch.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,11 +81,18 @@ def _is_idle(name: str, args: tuple[Any, ...]) -> bool:
 _DROPS = ("dropout_p", "dropout")
 
 
+@functools.cache
+def _drops(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of an operator's arguments that are a probability of dropping."""
+    arguments = enumerate(func._schema.arguments)  # noqa: SLF001
+    return tuple((index, a.name) for index, a in arguments if a.name in _DROPS)
+
+
 def _drop_probability(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-        if argument.name in _DROPS:
-            value = args[index] if index < len(args) else kwargs.get(argument.name, 0.0)
-            return isinstance(value, float) and value > 0
+    for index, name in _drops(func):
+        value = args[index] if index < len(args) else kwargs.get(name, 0.0)
+        if isinstance(value, float) and value > 0:
+            return True
     return False
 
 
@@ -92,12 +100,11 @@ def _without_drop(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     changed = list(args)
-    for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-        if argument.name in _DROPS:
-            if index < len(changed):
-                changed[index] = 0.0
-            else:
-                kwargs = {**kwargs, argument.name: 0.0}
+    for index, name in _drops(func):
+        if index < len(changed):
+            changed[index] = 0.0
+        else:
+            kwargs = {**kwargs, name: 0.0}
     return tuple(changed), kwargs
 
 
