@@ -52,7 +52,7 @@ GROUPS = 20
 BEYOND = 3
 """Sizes in a row whose need alone is above the limit, at which a scan ends."""
 DEADLINE_S = 600.0
-"""A finder that takes longer is ended."""
+"""A finder that takes longer is ended, as is one that takes half of the host's memory."""
 PHASES_OF = "transformer"
 """The workload whose probe is taken apart."""
 
@@ -195,17 +195,38 @@ def timed(
         text=True,
         start_new_session=True,
     )
-    try:
-        said, complained = process.communicate(timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said, complained = process.communicate()
-        complained += f"\nended after {DEADLINE_S:.0f} s"
+    most = psutil.virtual_memory().total // 2
+    while True:
+        try:
+            said, complained = process.communicate(timeout=1)
+            break
+        except subprocess.TimeoutExpired:
+            words = None
+            if time.monotonic() - began > DEADLINE_S:
+                words = f"ended after {DEADLINE_S:.0f} s"
+            elif _resident_bytes(process.pid) > most:
+                words = f"ended with more than {format_bytes(most)} of host memory"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        if words is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            said, complained = process.communicate()
+            complained += f"\n{words}"
+            break
     done = subprocess.CompletedProcess(command, process.returncode, said, complained)
     wall = time.monotonic() - began
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return done, wall, cpu
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process, without its children."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 def probe_words(setting: Setting) -> list[str]:

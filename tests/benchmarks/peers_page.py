@@ -79,7 +79,7 @@ def _by_finder(grid: Grid, tell: Callable[[Cell], str]) -> str:
 def _answer(cell: Cell) -> str:
     run = cell.runs[0]
     if run.failure is not None:
-        return f"failed: {run.failure.split(':')[0][:60]}"
+        return f"failed: {run.failure[:80]}"
     if cell.right:
         return f"**{cell.answer}**"
     largest = cell.truth.largest if cell.truth else None
@@ -233,7 +233,9 @@ Sizes in order, those that failed in brackets.
 - accelerate: `find_executable_batch_size` with its defaults (from 128 down, times 0.9) around a
   loop of two groups of two microbatches, the matching `mixed_precision`,
   `gradient_accumulation_steps=2`. Its own wrapper returns the outputs in float32.
-- Both build the model on the device, as a memfit trial does.
+- Both build the model on the device, as a memfit trial does. A finder that takes half of the
+  machine's memory, or ten minutes, is ended and has failed: Lightning's tuner first saves a
+  checkpoint of the model, which for 7B parameters is put together in host memory.
 - memfit: `memfit probe` with its defaults, but for `--allocator default`: by itself it would also
   tell what another setting of the allocator allows, which nobody else is asked. The limit is the
   card less its headroom of 2 %, and the others' card has just that much.
