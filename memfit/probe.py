@@ -448,7 +448,8 @@ class _Probe:
 
     def _told_by_block(self, answer: TrialResult) -> TrialResult:
         """Run the answer once more to see what its peak is made of, where there is time for it."""
-        if self._spec.device.kind is DeviceKind.CPU or self._time_is_up:
+        by_block = self._request.by_block and self._spec.device.kind is not DeviceKind.CPU
+        if not by_block or self._time_is_up:
             return answer
         whole = answer.spec.group_microbatches
         for groups, microbatches in ((2, _LEDGER_MICROBATCHES), (answer.spec.groups, whole)):

@@ -61,6 +61,9 @@ class ProbeRequest:
     trial_timeout_s: float | None = 1800.0
     seed: int = 0
     data_dependent: str = "worst"
+    by_block: bool = True
+    """Whether the answer is run once more, to see allocation by allocation what its peak is made
+    of; no part of the question."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables for the trials' processes, beside those of the device."""
     out: Path | None = None

@@ -67,6 +67,7 @@ class PlanRequest:
             trial_timeout_s=self.trial_timeout_s,
             seed=self.seed,
             data_dependent=self.data_dependent,
+            by_block=False,  # it takes longer than all trials of a cell together
         )
 
     def probe_of(self, ask: Ask) -> ProbeRequest:
