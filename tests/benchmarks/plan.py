@@ -33,7 +33,16 @@ QUESTION = (
     *("--precision", "bf16,fp32"),
     *("--logical-batch", "512"),
 )
-_INCIDENTAL = {"wall_s", "seconds", "created", "command", "output_tail", "traceback"}
+_INCIDENTAL = {
+    "wall_s",
+    "seconds",
+    "created",
+    "command",
+    "output_tail",
+    "traceback",
+    "ledger",
+    "composition",
+}
 
 
 def _command(*words: str) -> list[str]:
@@ -126,7 +135,8 @@ def _page(
         "# A capacity plan beside the probes of its cells",
         "",
         f"Made by `{command}`. All figures are virtual. Everything in `memfit.json` was compared "
-        "but times, process numbers and the frames of torch in tracebacks.",
+        "but times, process numbers, the frames of torch in tracebacks, and the parts of the peak, "
+        "which a probe alone tells by block from one run more.",
         "",
         f"    memfit plan {shlex.join(QUESTION)}",
         "",

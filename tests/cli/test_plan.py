@@ -39,6 +39,8 @@ def answer(result: dict[str, Any]) -> Any:
         {
             **trial,
             "wall_s": 0,
+            "ledger": None,  # which a probe alone has from one run more, and the parts with it
+            "composition": None,
             "evidence": {**trial["evidence"], **_INCIDENTAL},
             "devices": _without_times(trial["devices"]),
         }
