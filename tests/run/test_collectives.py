@@ -21,7 +21,7 @@ JOIN = """
     def on_card(*values, dtype=torch.float):
         return torch.tensor(values, device="cuda", dtype=dtype)
     def say(**found):
-        os.write(1, json.dumps({"rank": rank, **found}).encode() + b"\n")
+        os.write(1, json.dumps({"rank": rank, **found}).encode() + b"\\n")
 """
 
 
