@@ -42,8 +42,8 @@ TODAY = "of today"
 STEPS = 3
 KNOWN = {
     ("sebotnet33ts_256", "NHWC", 192): (
-        "short of one block of 3.00 GiB by less than 64 MiB: with that much more memory it fits, "
-        "after one flush of the cache; NCHW at 192 fails here as it did there"
+        "one block of 3.00 GiB is asked for where 2.97 GiB are free; NCHW at 192 fails here as it "
+        "did there"
     ),
     ("tresnet_xl_448", "NHWC", 96): (
         "not the same model: timm of that time normalized and activated in place (InplaceABN), "
