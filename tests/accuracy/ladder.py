@@ -28,14 +28,13 @@ CARD = "rtx-3090"
 TOTAL_BYTES = 25_447_170_048
 """24,268 MiB: what the drivers of that time showed of the card."""
 CONTEXTS = {
-    "of then, least": 1486 * MIB,
-    "of then, most": 1685 * MIB,
+    "of then": 1486 * MIB,
 }
 """What the context of an RTX 3090 took before CUDA 11.7 loaded kernels one by one.
 
-Both were read on that card, with torch built for CUDA 11: 1,644 MiB with a tensor of 158 MiB (torch
-1.7.1, pytorch#49877), and 1,687 MiB with one of 2 MiB (torch 1.8.2, pytorch#55277). None was found
-with torch 1.12. Both are what nvidia-smi shows, which a desktop may share.
+The lesser of two readings of that card, with torch built for CUDA 11: 1,644 MiB with a tensor of
+158 MiB (torch 1.7.1, pytorch#49877), and 1,687 MiB with one of 2 MiB (torch 1.8.2, pytorch#55277). None
+was found with torch 1.12. Both are what nvidia-smi shows, which a desktop may share.
 """
 TODAY = "of today"
 """The context that memfit charges for the card, with a torch that loads kernels one by one."""
