@@ -33,8 +33,8 @@ CONTEXTS = {
 """What the context of an RTX 3090 took before CUDA 11.7 loaded kernels one by one.
 
 The lesser of two readings of that card, with torch built for CUDA 11: 1,644 MiB with a tensor of
-158 MiB (torch 1.7.1, pytorch#49877), and 1,687 MiB with one of 2 MiB (torch 1.8.2, pytorch#55277). None
-was found with torch 1.12. Both are what nvidia-smi shows, which a desktop may share.
+158 MiB (torch 1.7.1, pytorch#49877), and 1,687 MiB with one of 2 MiB (torch 1.8.2, pytorch#55277).
+None was found with torch 1.12. Both are what nvidia-smi shows, which a desktop may share.
 """
 TODAY = "of today"
 """The context that memfit charges for the card, with a torch that loads kernels one by one."""

@@ -165,7 +165,8 @@ def _ladder(name: str, results: Sequence[Result]) -> str:
         "headroom. *Context of today* is what memfit charges for the card, whose torch loads "
         f"kernels one by one; *of then* is {sizes} MiB, the least that was read on an RTX 3090 "
         "before that (pytorch#49877, torch 1.7.1; 1,685 MiB were read in pytorch#55277, torch "
-        "1.8.2; no reading with 1.12 was found). A rung that runs only by flushing the allocator's cache in "
+        "1.8.2; no reading with 1.12 was found). A rung that runs only by flushing the "
+        "allocator's cache in "
         "every step counts as failed, as a trial of memfit would; the benchmark itself would have "
         "taken it.\n",
         "| layout | context | batches that fitted there | fit here | run here, flushing | refused "
