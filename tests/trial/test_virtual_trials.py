@@ -140,7 +140,7 @@ def test_recording_the_timeline_changes_no_peak(runner):
 @pytest.mark.parametrize(
     ("microbatch", "limit", "phase", "group"),
     [
-        (1, virtual.context_charge(CARD)[0] + MIB, "build", None),
+        (1, virtual.context_charge(CARD)[0] + 256, "build", None),
         (4096, 700 * MIB, "forward", 1),
     ],
 )
