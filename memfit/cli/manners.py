@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from typing import ParamSpec
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -36,6 +38,27 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Return the console for progress, warnings and errors."""
     return Console(stderr=True, highlight=False)
+
+
+def write_json(record: Any) -> None:
+    """Write a record to stdout as its one JSON document."""
+    from memfit.records import to_json  # noqa: PLC0415
+
+    sys.stdout.write(to_json(record).decode())
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def answer_saved(saved: Path) -> Iterator[None]:
+    """Tell, where a page cannot be written, that the answer it is made from is in `saved`."""
+    try:
+        yield
+    except CannotJudge as error:
+        raise CannotJudge(
+            error.message,
+            hint=f"the answer is saved in {saved}: make room, and `memfit report {saved}` makes "
+            "the page",
+        ) from None
 
 
 def verb(body: Callable[P, None]) -> Callable[P, None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.manners import stderr, stdout, verb
+from memfit.cli.manners import answer_saved, stderr, stdout, verb, write_json
 from memfit.errors import CannotJudge, NothingFits, WorkloadError
 from memfit.records import Policy
 
@@ -206,10 +206,7 @@ def exit_status(table: CapacityTable) -> int:
 
 def _print(table: CapacityTable, *, as_json: bool) -> None:
     if as_json:
-        from memfit.records import to_json  # noqa: PLC0415
-
-        sys.stdout.write(to_json(table).decode())
-        sys.stdout.flush()
+        write_json(table)
     else:
         from memfit.cli.plan_answer import render_plan  # noqa: PLC0415
 
@@ -221,13 +218,6 @@ def _write_pages(table: CapacityTable, folder: CapacityFolder) -> None:
     from memfit.export.capacity import capacity_csv  # noqa: PLC0415
     from memfit.report import render_capacity  # noqa: PLC0415
 
-    try:
+    with answer_saved(folder.path / TABLE):
         folder.write(CELLS, capacity_csv(table).encode())
         folder.write(PAGE, render_capacity(table).encode())
-    except CannotJudge as error:
-        saved = folder.path / TABLE
-        raise CannotJudge(
-            error.message,
-            hint=f"the answer is saved in {saved}: make room, and `memfit report {saved}` makes "
-            "the page",
-        ) from None

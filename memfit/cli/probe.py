@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memfit.allocator import AllocatorChoice
-from memfit.cli.manners import stderr, stdout, verb
-from memfit.errors import CannotJudge, UsageError
+from memfit.cli.manners import answer_saved, stderr, stdout, verb, write_json
+from memfit.errors import UsageError
 from memfit.records import Policy, Precision
 
 if TYPE_CHECKING:
@@ -194,10 +194,7 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
 
 def _print(result: ProbeResult, *, as_json: bool) -> None:
     if as_json:
-        from memfit.records import to_json  # noqa: PLC0415
-
-        sys.stdout.write(to_json(result).decode())
-        sys.stdout.flush()
+        write_json(result)
     else:
         from memfit.cli.answer import render_answer  # noqa: PLC0415
 
@@ -209,13 +206,6 @@ def _write_pages(result: ProbeResult, folder: ProbeFolder) -> None:
     from memfit.folder import REPORT, RESULT, TRIALS  # noqa: PLC0415
     from memfit.report import render  # noqa: PLC0415
 
-    try:
+    with answer_saved(folder.path / RESULT):
         folder.write(TRIALS, trials_csv(result).encode())
         folder.write(REPORT, render(result).encode())
-    except CannotJudge as error:
-        saved = folder.path / RESULT
-        raise CannotJudge(
-            error.message,
-            hint=f"the answer is saved in {saved}: make room, and `memfit report {saved}` makes "
-            "the page",
-        ) from None

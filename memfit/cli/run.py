@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.manners import stderr, verb
+from memfit.cli.manners import stderr, verb, write_json
 from memfit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,10 +90,7 @@ def run(
 
         write_whole(out, to_json(result))
     if as_json:
-        from memfit.records import to_json  # noqa: PLC0415
-
-        sys.stdout.write(to_json(result).decode())
-        sys.stdout.flush()
+        write_json(result)
     else:
         _render(result, stderr())
     raise typer.Exit(result.exit_status)
