@@ -163,6 +163,7 @@ def test_faces_know_no_torch_at_all(module: str) -> None:
         "memfit.capacity.cells",
         "memfit.capacity.needs",
         "memfit.verify.findings",
+        "memfit.verify.judge",
     ],
 )
 def test_the_pure_modules_start_nothing_and_read_nothing(module: str) -> None:

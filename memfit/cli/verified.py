@@ -10,13 +10,14 @@ from rich.text import Text
 
 from memfit.report import verified as words
 from memfit.verification import Outcome
-from memfit.verify.findings import CATALOGUE, find_page
+from memfit.verify.catalogue import CATALOGUE
+from memfit.verify.findings import find_page
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from memfit.verification import Finding, Verification
-    from memfit.verify.findings import Page
+    from memfit.verify.catalogue import Page
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "remark": "bold cyan"}
 _ANSWERS = {Outcome.EQUAL: "bold green", Outcome.DIFFERENT: "bold red", Outcome.UNKNOWN: "bold"}

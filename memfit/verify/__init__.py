@@ -1,5 +1,5 @@
 """Does accumulation reproduce the logical batch?
 
-`findings` is the catalogue of what can be found, `judge` reads a watched loop, `run` starts the
-process that computes. `worker` is that process: the only part that knows torch.
+`catalogue` says what can be found, `judge` reads a watched loop, `run` starts the process that
+computes. `worker` is that process: the only part that knows torch.
 """

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 
 from memfit.verification import Outcome, Place, Severity
-from memfit.verify.events import Event, Expected, judge, over_replicas
-from memfit.verify.findings import CATALOGUE, decide, finding
+from memfit.verify.across import over_replicas
+from memfit.verify.catalogue import CATALOGUE
+from memfit.verify.events import Event, Expected
+from memfit.verify.findings import decide, finding
+from memfit.verify.judge import judge
 
 PLACE = Place(file="train.py", line=7, code="loss.backward()")
 

@@ -12,7 +12,8 @@ import torch
 
 from memfit.errors import UsageError, WorkloadError
 from memfit.verification import Finding, LoopSeen
-from memfit.verify.events import Expected, judge
+from memfit.verify.events import Expected
+from memfit.verify.judge import judge
 from memfit.verify.worker.watch import Watch, watching
 from memfit.workload import import_target, user_code, user_traceback
 

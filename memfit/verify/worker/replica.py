@@ -20,8 +20,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from memfit.trial.nursery import die_with_parent
 from memfit.verification import Finding, LoopSeen, ReplicaCheck
-from memfit.verify.events import Event, Expected, judge, over_replicas
+from memfit.verify.across import over_replicas
+from memfit.verify.events import Event, Expected
 from memfit.verify.findings import finding
+from memfit.verify.judge import judge
 from memfit.verify.protocol import Task, read_task
 from memfit.verify.tolerance import UNIT_ROUNDOFF, tolerance
 from memfit.verify.worker import places
