@@ -457,17 +457,19 @@ _PAGES = (
     ),
     Page(
         code="MF604",
-        severity=_R,
-        title="another logical batch is another training: what changes with B",
+        severity=_W,
+        title="the groups have another logical batch than was named",
         meaning=(
-            "Where B changes, optimizer steps per epoch change with it, and so do everything that "
-            "counts in steps: schedules, warm-up, logging, checkpoints, evaluation, weight decay "
-            "per epoch and moving averages. For the learning rate there are two heuristics, and "
-            "memfit applies neither: linear scaling, lr * B'/B, with warm-up, for SGD (Goyal et "
-            "al. 2017, arXiv:1706.02677); and square-root scaling, lr * sqrt(B'/B), for adaptive "
-            "optimizers (Krizhevsky 2014, arXiv:1404.5997; Malladi et al. 2022, "
-            "arXiv:2205.10287, which also scales the betas). Both fail beyond a critical batch "
-            "size (McCandlish et al. 2018, arXiv:1812.06162)."
+            "The examples of one group, as the first dimension of the model's input has them, are "
+            "not those that were asked for. Where B changes, optimizer steps per epoch change "
+            "with it, and so does everything that counts in steps: schedules, warm-up, logging, "
+            "checkpoints, evaluation, weight decay per epoch and moving averages. For the "
+            "learning rate there are two heuristics, and memfit applies neither: linear scaling, "
+            "lr * B'/B, with warm-up, for SGD (Goyal et al. 2017, arXiv:1706.02677); and "
+            "square-root scaling, lr * sqrt(B'/B), for adaptive optimizers (Krizhevsky 2014, "
+            "arXiv:1404.5997; Malladi et al. 2022, arXiv:2205.10287, which also scales the "
+            "betas). Both fail beyond a critical batch size (McCandlish et al. 2018, "
+            "arXiv:1812.06162)."
         ),
         remedy="keep B where you can; where it changes, say so and tune the learning rate again",
     ),

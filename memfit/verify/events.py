@@ -41,6 +41,8 @@ class Event:
     """Elements that the loss is over."""
     examples: int | None = None
     """Examples of the microbatch: the first dimension of what the model was given."""
+    shape: tuple[int, ...] = ()
+    """Shape of what the model was given."""
     digest: int | None = None
     """Checksum of what the model was given."""
     scale: float | None = None
@@ -126,6 +128,8 @@ class Expected:
 
     microbatches: int | None = None
     """Accumulation steps, where they were named."""
+    logical_batch: int | None = None
+    """Examples of one optimizer step of this process, where they were named."""
 
 
 def usual_size(groups: Sequence[Group]) -> int:

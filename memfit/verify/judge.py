@@ -47,6 +47,8 @@ def judge(
         *_skipped(judged),
     ]
     codes = {f.code for f in found}
+    if "MF503" not in codes and expected.logical_batch is not None:
+        found += _logical_batch(judged, usual, expected.logical_batch)
     found += judge_weights(judged, usual, codes)
     return found, _seen(judged, groups, events, ended)
 
@@ -79,6 +81,28 @@ def _stepping(groups: Sequence[Group], intended: int, usual: int) -> Iterator[Fi
             f"{len(groups)} times, after each one.",
             place=groups[0].step.place if groups[0].step else None,
         )
+
+
+def _logical_batch(groups: Sequence[Group], usual: int, named: int) -> Iterator[Finding]:
+    """Find groups that have another number of examples than was named.
+
+    Which dimension of the model's input holds the examples is not known: any that adds up to the
+    number will do.
+    """
+    whole = [g for g in groups if g.size == usual and all(e.shape for e in g.backward)]
+    sums = [
+        [sum(dims) for dims in zip(*(e.shape for e in g.backward), strict=False)] for g in whole
+    ]
+    if not sums or any(named in dims for dims in sums):
+        return
+    has = sums[0][0]
+    yield finding(
+        "MF604",
+        f"The groups have {has:,} examples, {usual} times {whole[0].backward[0].shape[0]:,}, where "
+        f"{named:,} were named: for linear scaling a learning rate that suits {named:,} is to be "
+        f"multiplied by {has / named:.3g}, for square-root scaling by {(has / named) ** 0.5:.3g}.",
+        place=whole[0].step.place if whole[0].step else None,
+    )
 
 
 def _clearing(groups: Sequence[Group]) -> Iterator[Finding]:

@@ -47,8 +47,24 @@ def check(
     microbatch: int | None = None,
     parameters: dict[str, Any] | None = None,
 ) -> Checked:
-    """Check a workload."""
-    loaded = load(str(write(folder, source)), parameters or {})
+    """Check a workload that a test writes."""
+    return check_target(
+        str(write(folder, source)),
+        logical_batch=logical_batch,
+        microbatch=microbatch,
+        parameters=parameters,
+    )
+
+
+def check_target(
+    target: str,
+    *,
+    logical_batch: int = 8,
+    microbatch: int | None = None,
+    parameters: dict[str, Any] | None = None,
+) -> Checked:
+    """Check a workload by its name."""
+    loaded = load(target, parameters or {})
     try:
         subject = Subject(loaded, "cpu", 0)
         return WorkloadCheck(subject, logical_batch, microbatch, lambda _: None).run()
@@ -72,12 +88,15 @@ def line_of(source: str, text: str) -> int:
     return 1 + next(i for i, line in enumerate(lines) if text in line)
 
 
-def watch(folder: Path, source: str, *, steps: int | None = None) -> tuple[list[Finding], LoopSeen]:
+def watch(
+    folder: Path, source: str, *, steps: int | None = None, logical_batch: int | None = None
+) -> tuple[list[Finding], LoopSeen]:
     """Run a script under the watch."""
     path = folder / f"train_{next(_numbers)}.py"
     path.write_text(HEAD + textwrap.dedent(source))
     before = sys.argv, sys.path[:]
     try:
-        return watch_script(str(path), [], Expected(microbatches=steps), 60.0)
+        expected = Expected(microbatches=steps, logical_batch=logical_batch)
+        return watch_script(str(path), [], expected, 60.0)
     finally:
         sys.argv, sys.path[:] = before

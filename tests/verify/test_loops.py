@@ -172,9 +172,9 @@ BROKEN = {
     "MF506": (
         SCALED.replace(
             "        scaler.unscale_(optimizer)\n",
-            "        scaler.unscale_(optimizer)\n        scaler.unscale_(optimizer)\n",
+            "        scaler.unscale_(optimizer)\n        scaler.unscale_(optimizer)  # again\n",
         ),
-        None,
+        "# again",
     ),
     "MF507": (
         SCALED.replace("        scaler.update()\n", "")
@@ -216,6 +216,7 @@ BROKEN = {
         ),
         "scaler.step(optimizer)",
     ),
+    "MF604": (LOOP, "optimizer.step()"),
     "MF704": (
         PARALLEL.replace("contextlib.nullcontext() if last else ", ""),
         "loss.backward()",
@@ -223,17 +224,20 @@ BROKEN = {
 }
 
 
+NAMED = {"MF604": 48}
+"""Logical batches that are named; the loops' own is 32."""
+
+
 @pytest.mark.parametrize("code", sorted(BROKEN))
 def test_a_broken_loop_is_found_with_its_place_and_nothing_else(code: str, tmp_path: Path) -> None:
     source, at = BROKEN[code]
-    found, _ = watch(tmp_path, source)
+    found, _ = watch(tmp_path, source, logical_batch=NAMED.get(code))
 
     assert [f.code for f in found] == [code]
     place = found[0].place
     assert place is not None
     assert "train_" in place.file
-    if at is not None:
-        assert place.line == line_of(source, at)
+    assert place.line == line_of(source, at)
 
 
 def test_microbatches_of_8_8_8_5_that_are_not_weighted_are_found(tmp_path: Path) -> None:
@@ -285,6 +289,14 @@ def test_an_object_with_run_group_is_asked_for_groups_and_watched(
 
     assert [f.code for f in found] == codes
     assert seen.backward_passes == 12
+
+
+def test_a_logical_batch_that_is_the_one_named_is_clean(tmp_path: Path) -> None:
+    assert watch(tmp_path, LOOP, logical_batch=32)[0] == []
+
+    # Sequences whose examples lie along the second dimension.
+    source = LOOP.replace("model(x)", "model(x.T.unsqueeze(2).expand(-1, -1, 16)).mean(0)")
+    assert watch(tmp_path, source, logical_batch=32)[0] == []
 
 
 def test_a_graph_that_is_retained_is_found(tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def test_a_layer_that_refuses_a_microbatch_of_one_is_the_layer_s_finding(tmp_pat
 BROKEN = {
     "MF201": (TOKENS, "def loss"),
     "MF202": (REFERENCE.replace("targets)", "targets, reduction='sum')"), "def loss"),
+    "MF101": (
+        REFERENCE.replace("targets)", "targets, reduction='sum') / len(inputs) ** 0.5"),
+        "def loss",
+    ),
     "MF203": (REFERENCE.replace("targets)", "targets) / 4"), "def loss"),
     "MF205": (TOKENS + COUNT.replace('(batch["labels"] != -100).sum()', "9"), "def count"),
     "MF206": (TOKENS + COUNT.replace("int(", "float("), "def count"),

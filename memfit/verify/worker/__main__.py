@@ -87,7 +87,10 @@ def _watch_script(task: Task, report: Report, tell: Any) -> None:
     if task.logical_batch is not None and task.microbatch is not None:
         steps = -(-task.logical_batch // task.microbatch)
     found, report.loop = watch_script(
-        task.target, task.arguments, Expected(microbatches=steps), task.watch_s
+        task.target,
+        task.arguments,
+        Expected(microbatches=steps, logical_batch=task.logical_batch),
+        task.watch_s,
     )
     report.findings = accepted(found, task.accept)
     report.outcome = decide(report.findings, compared=report.loop.group_count > 0)

@@ -94,7 +94,8 @@ def watch_groups(
                     f"run_group({microbatch}, {steps}) failed: {type(error).__name__}: {error}",
                     details=user_traceback(error),
                 ) from error
-    return _judge(watch, Expected(microbatches=steps), target)
+    expected = Expected(microbatches=steps, logical_batch=microbatch * steps)
+    return _judge(watch, expected, target)
 
 
 def _judge(watch: Watch, expected: Expected, target: str) -> tuple[list[Finding], LoopSeen]:

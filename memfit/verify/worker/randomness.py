@@ -53,8 +53,9 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operator."""
         kwargs = dict(kwargs or {})
-        draws = torch.Tag.nondeterministic_seeded in func.tags
         drops = _drop_probability(func, args, kwargs)
+        # One that can drop and does not, such as attention without dropout, draws nothing.
+        draws = torch.Tag.nondeterministic_seeded in func.tags and (drops or not _drops(func))
         if not draws and not drops:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")  # noqa: SLF001 - the operator's name

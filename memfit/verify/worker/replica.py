@@ -217,12 +217,14 @@ def _watch(task: Task, folder: Path) -> Ranks | None:
     if rank:
         return None
     ranks = [_read(folder / f"rank-{r}.json", task.watch_s) for r in range(replicas)]
-    steps = None
-    if task.logical_batch is not None and task.microbatch is not None:
-        steps = -(-task.logical_batch // (task.microbatch * replicas))
+    steps, share = None, None
+    if task.logical_batch is not None:
+        share = task.logical_batch // replicas
+        if task.microbatch is not None:
+            steps = -(-task.logical_batch // (task.microbatch * replicas))
     found, loop = judge(
         watch.events,
-        expected=Expected(microbatches=steps),
+        expected=Expected(microbatches=steps, logical_batch=share),
         ended=seen.ended,  # type: ignore[arg-type]
         unscaled_twice=watch.unscaled_twice,
     )

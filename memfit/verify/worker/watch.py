@@ -56,6 +56,7 @@ class Watch:
         self._undo = contextlib.ExitStack()
         self._optimizers: list[weakref.ref[Any]] = []
         self._examples: int | None = None
+        self._shape: tuple[int, ...] = ()
         self._digest: int | None = None
         self._forwards = 0
         self._depth = 0
@@ -128,6 +129,7 @@ class Watch:
         self._forwards += 1
         first = next((a for a in given if isinstance(a, torch.Tensor) and a.ndim), None)
         self._examples = None if first is None else int(first.shape[0])
+        self._shape = () if first is None else tuple(first.shape)
         self._digest = None if first is None else digest(first)
         self._data_parallel = None
         if isinstance(module, DistributedDataParallel):
@@ -159,6 +161,7 @@ class Watch:
             reduction=None if reading is None else reading.reduction,
             elements=None if reading is None else reading.elements,
             examples=self._examples,
+            shape=self._shape,
             digest=self._digest,
             scale=scale,
             cleared=self._is_clear(),

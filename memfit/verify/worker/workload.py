@@ -15,6 +15,7 @@ from memfit.verification import Comparison, Finding, LossNature, Place
 from memfit.verify.findings import finding
 from memfit.verify.splits import choose_splits
 from memfit.verify.worker import places
+from memfit.verify.worker.causes import explain
 from memfit.verify.worker.equality import Equality, works_in_float64
 from memfit.verify.worker.examples import CannotSplit, Splitter
 from memfit.verify.worker.gradients import difference, is_finite
@@ -248,7 +249,16 @@ class WorkloadCheck:
         else:
             self._tell("the examples one by one")
             result.loss, _ = loss_nature(subject, batch, splitter, self._size, equality)
-            self._explain(result.loss, equality, loss_of_group)
+            unequal = next(c for c in result.comparisons if not c.equal)
+            code, evidence, method = explain(
+                unequal,
+                result.loss,
+                size=self._size,
+                counted=subject.workload.counts_elements(),
+                loss=equality.loss,
+                loss_of_group=loss_of_group,
+            )
+            self._find(code, evidence, self._place_of(method))
         in32 = equality.split_in_float32(self._splits[0])
         if in32 is not None:
             result.comparisons.append(in32)
@@ -294,57 +304,6 @@ class WorkloadCheck:
             counts=counts,
             factor=1.0,
         )
-
-    def _explain(self, nature: LossNature, equality: Equality, loss_of_group: float) -> None:
-        """Find the cause of a difference that no layer explains."""
-        unequal = next(c for c in self._result.comparisons if not c.equal)
-        apart = (
-            f"split as {'+'.join(map(str, unequal.sizes))}, the accumulated gradient is off by "
-            f"{unequal.error:.2g} of the batch's (tolerance {unequal.tolerance:.1g}), most in "
-            f"{unequal.worst_parameter}"
-        )
-        counted = self._subject.workload.counts_elements()
-        if unequal.worst_error <= unequal.tolerance:
-            self._find(
-                "MF102",
-                f"The gradients agree to {unequal.error:.2g}, the parameters after one step only "
-                f"to {unequal.step_error:.2g} of the step (tolerance {unequal.step_tolerance:.1g})"
-                ".",
-                self._place_of("optimizer"),
-            )
-        elif nature.kind == "sum":
-            self._find(
-                "MF202",
-                f"The gradient of {self._size} examples is the sum of theirs; {apart}.",
-                self._place_of("loss"),
-            )
-        elif nature.kind == "coupled":
-            self._find(
-                "MF303",
-                f"The gradient of {self._size} examples is no weighted sum of theirs; {apart}.",
-                self._place_of("loss"),
-            )
-        elif nature.kind == "mean":
-            shares = ", ".join(f"{weight:.4g}" for weight in nature.weights[:8])
-            loss = f"the loss of the batch is {equality.loss:.6g}"
-            if counted:
-                self._find(
-                    "MF205",
-                    f"The examples' shares in the loss are {shares}, and count() says "
-                    f"{', '.join(map(str, nature.counts[:8]))}; {loss}, the group's "
-                    f"{loss_of_group:.6g}; {apart}.",
-                    self._place_of("count"),
-                )
-            else:
-                self._find(
-                    "MF201",
-                    f"The examples' shares in the loss are {shares}, and there is no count(), so "
-                    f"each counts 1/{self._size}: {loss}, the mean of the microbatches' means "
-                    f"{loss_of_group:.6g}; {apart}.",
-                    self._place_of("loss"),
-                )
-        else:
-            self._find("MF101", _sentence(apart), self._place_of("loss"))
 
     # -- layers and buffers ------------------------------------------------------------------
 
