@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -40,22 +41,46 @@ def check_model(model: Any) -> torch.nn.Module:
 
 
 def check_optimizer(optimizer: Any) -> Any:
-    """Return what `optimizer()` returned when it can step and clear gradients."""
+    """Return what `optimizer()` returned when it can step, on its own, and clear gradients."""
     if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
         raise WorkloadError(
             f"optimizer() returned {type(optimizer).__name__}, not an optimizer",
             hint="return a torch.optim.Optimizer",
         )
+    needed = [p for p in inspect.signature(optimizer.step).parameters.values() if _is_needed(p)]
+    if needed:
+        raise WorkloadError(
+            f"{type(optimizer).__name__}.step() needs {needed[0].name!r}, and a group of "
+            "accumulated microbatches ends with one step that takes nothing",
+            hint="`memfit run --device CARD -- python train.py` measures a program with a loop of "
+            "its own",
+        )
     return optimizer
 
 
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    given = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not given
+
+
 def check_batch(batch: Any, size: int) -> None:
-    """Refuse a batch in which no tensor has `size` as its first dimension."""
+    """Refuse a batch in which nothing has `size` examples.
+
+    They are the first dimension of a tensor, or the items of a list or tuple: detection models
+    take a list of images and a list of targets.
+    """
     import torch  # noqa: PLC0415
     from torch.utils._pytree import tree_leaves  # noqa: PLC0415
 
-    shapes = [tuple(t.shape) for t in tree_leaves(batch) if isinstance(t, torch.Tensor)]
-    if shapes and not any(shape[:1] == (size,) for shape in shapes):
+    def is_items(value: Any) -> bool:
+        listed = isinstance(value, list) or (isinstance(value, tuple) and value is not batch)
+        return listed and len(value) == size
+
+    leaves = tree_leaves(batch, is_leaf=is_items)
+    shapes = [tuple(t.shape) for t in leaves if isinstance(t, torch.Tensor)]
+    if any(map(is_items, leaves)) or any(shape[:1] == (size,) for shape in shapes):
+        return
+    if shapes:
         raise WorkloadError(
             f"batch({size}) returned tensors of shape {', '.join(map(str, shapes[:3]))}: "
             f"none has {size} as its first dimension",

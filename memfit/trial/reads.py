@@ -173,9 +173,10 @@ def _place() -> tuple[str, Literal["always", "unchanged"] | None]:
     of data-parallel wrappers, which compare what the driver itself has copied. Of memfit's own
     gradient scaler the driver knows the scale and the flags as long as gradients are finite.
     """
-    torch = _torch_folder()
+    torch, scaling = _torch_folder(), False
     for frame in _frames():
         name = frame.f_code.co_filename
+        scaling = scaling or name.startswith(f"{torch}/amp/")
         if name.startswith((f"{torch}/nn/init.py", f"{torch}/distributed/")) or (
             name == f"{torch}/nn/parallel/distributed.py"
         ):
@@ -184,7 +185,8 @@ def _place() -> tuple[str, Literal["always", "unchanged"] | None]:
             continue
         if name.startswith(_MEMFIT):
             if name == f"{_MEMFIT}/group.py":
-                return "the gradient scaler", "unchanged"
+                harmless: Literal["unchanged"] | None = "unchanged" if scaling else None
+                return "the gradient scaler" if scaling else "the optimizer step", harmless
             continue
         return _words(frame), None
     return "the backward pass", None

@@ -55,6 +55,7 @@ from memfit.trial.protocol import (
 )
 from memfit.trial.reads import TrialReads
 from memfit.trial.settling import Settling
+from memfit.trial.storages import parts_of
 from memfit.trial.telling import describe_failure, host_build_note, limits_of
 from memfit.trial.timeline import TimelineRecorder
 from memfit.workload import LoadedWorkload, Workload
@@ -323,7 +324,8 @@ class _Trial:
         """Bytes of the distinct storages of these tensors on the trial's device."""
         storages = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-            for t in tensors
+            for tensor in tensors
+            for t in parts_of(tensor)
             if t.device.type == self._reader.device.type
         }
         return sum(self._reader.block_bytes(size) for size in storages.values())

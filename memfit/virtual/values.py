@@ -107,7 +107,9 @@ class ValueMode(TorchDispatchMode):
             "equal": self._compared,
             "linalg_matrix_exp": self._exponential,
             "lift_fresh": self._lifted,
+            "torchvision::nms": self._suppressed,
         }
+        self._sparse_readers = {"_coalesce": self._coalesced, "clone": self._cloned}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -123,6 +125,9 @@ class ValueMode(TorchDispatchMode):
                 return reader(func, args, kwargs)
             finally:
                 control.drop_answers()
+        reader = self._sparse_readers.get(name)
+        if reader is not None and _is_sparse(args[0]) and args[0].layout is torch.sparse_coo:
+            return reader(func, args, kwargs)
         out = func(*args, **kwargs)
         self._follow(func, name, args, kwargs, out)
         return out
@@ -200,6 +205,10 @@ class ValueMode(TorchDispatchMode):
             self._begin_anew(written[0])
         if func.namespace != "aten":
             self._lose(fresh, written)
+            return
+        if any(map(_is_sparse, tree_iter((args, kwargs)))):
+            if not _is_view(func):  # its indices and values keep what is known of them
+                self._assume(name, args, fresh, written)
             return
         blank = name in _SUMMARIES and any(map(self._is_blank, inputs))
         if blank or not self._compute(
@@ -445,6 +454,43 @@ class ValueMode(TorchDispatchMode):
         ]
         return self._answered(func, args, kwargs, [count], {}, assumed=False)
 
+    def _coalesced(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A sparse tensor's rows that have the same indices are added up."""
+        indices = args[0]._indices()  # noqa: SLF001
+        value, entries = self._shadow(indices), indices.shape[1]
+        assumed = value is None or self._is_assumed(indices)
+        self._note_size(assumed=assumed and entries > 1)
+        if value is None or assumed:
+            control.answer_count(min(max(round(self._share * entries), 1), entries))
+        else:
+            value = torch.unique(value, dim=1)  # type: ignore[no-untyped-call]
+            control.answer_count(value.shape[1])
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            control.drop_answers()
+        self._store(out._indices(), value, [out._indices()], assumed=assumed)  # noqa: SLF001
+        return out
+
+    def _cloned(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A sparse tensor's copy has its indices."""
+        out, indices = func(*args, **kwargs), args[0]._indices()  # noqa: SLF001
+        value, assumed = self._shadow(indices), self._is_assumed(indices)
+        self._store(out._indices(), value, [out._indices()], assumed=assumed)  # noqa: SLF001
+        return out
+
+    def _suppressed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Boxes that overlap a better one are dropped: of unknown ones, the share stays."""
+        boxes, scores = args[:2]
+        known = [self._shadow(tensor) for tensor in (boxes, scores)]
+        assumed = any(map(self._is_assumed, (boxes, scores)))
+        self._note_size(assumed=assumed and len(boxes) > 0)
+        if assumed:
+            count = min(max(round(self._share * len(boxes)), 1), len(boxes))
+            return self._answered(func, args, kwargs, [count], {id(boxes): None}, assumed=True)
+        kept = func(*known, *args[2:], **kwargs)
+        return self._answered(func, args, kwargs, [len(kept)], {}, assumed=False)
+
     def _repeated(self, func: Any, args: Any, kwargs: Any) -> Any:
         times, value = args[0], self._shadow(args[0])
         assumed = self._is_assumed(times)
@@ -484,6 +530,17 @@ def _is_plain(kind: Any) -> bool:
 
 def _on_card(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_cuda and value.layout is torch.strided
+
+
+def _is_sparse(value: Any) -> bool:
+    """Whether a tensor on the card consists of several, for which there is no twin."""
+    return isinstance(value, torch.Tensor) and value.is_cuda and value.layout is not torch.strided
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation yields memory of its input, and writes nothing."""
+    alias = func._schema.returns[0].alias_info if func._schema.returns else None  # noqa: SLF001
+    return alias is not None and not alias.is_write
 
 
 def _key(tensor: torch.Tensor) -> int:

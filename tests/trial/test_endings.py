@@ -94,12 +94,14 @@ def test_an_exception_is_the_users_error_with_its_phase_and_traceback(run, fault
         ("model:frozen", "contract", "no parameter that needs a gradient"),
         ("model:unused", "gradient missing", "unused.weight"),
         ("batch:size", "contract", "batch(4) returned tensors of shape (5, 8)"),
+        ("batch:long-list", "contract", "batch(4) returned tensors of shape (3, 8)"),
         ("loss:vector", "contract", "shape (4, 8), not a scalar"),
         ("loss:float", "contract", "loss() returned float"),
         ("loss:detached", "contract", "without a graph"),
         ("loss:nan", "loss not finite", "nan"),
         ("loss:infinite-gradient", "gradient not finite", "weight is not finite"),
         ("optimizer:none", "contract", "optimizer() returned NoneType"),
+        ("optimizer:closure", "contract", "LBFGS.step() needs 'closure'"),
     ],
 )
 def test_a_workload_that_does_not_train_is_reported_as_that(run, fault, rule, words):
@@ -108,6 +110,11 @@ def test_a_workload_that_does_not_train_is_reported_as_that(run, fault, rule, wo
     assert result.verdict is Verdict.ERROR
     assert result.evidence.rule == rule
     assert words in result.evidence.text
+
+
+@pytest.mark.parametrize("batch", ["batch:list", "batch:lists"])
+def test_a_batch_may_be_a_list_of_examples(run, batch):
+    assert run(batch).verdict is Verdict.FITS
 
 
 def test_a_hanging_worker_is_ended_at_its_timeout_with_its_last_lines(run):

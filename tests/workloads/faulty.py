@@ -169,10 +169,18 @@ class Faulty(memfit.Workload):
         act("batch")
         if fault().startswith("loader:"):
             return next(iter(DataLoader(Examples(), batch_size=m, num_workers=1)))
+        if fault() == "batch:list":
+            return [torch.ones(3, 8) for _ in range(m)]
+        if fault() == "batch:lists":
+            return [torch.ones(3, 8) for _ in range(m)], [{"label": torch.ones(3)}] * m
+        if fault() == "batch:long-list":
+            return [torch.ones(3, 8) for _ in range(m + 1)]
         return torch.ones(m + 1 if fault() == "batch:size" else m, 8)
 
     def loss(self, model, batch):
         act("loss")
+        if not isinstance(batch, torch.Tensor):
+            batch = torch.cat(list(batch) if isinstance(batch, list) else list(batch[0]))
         self.losses += 1
         if self.losses > 2:
             act("later-loss")
@@ -194,6 +202,8 @@ class Faulty(memfit.Workload):
         act("optimizer")
         if fault() == "optimizer:none":
             return None
+        if fault() == "optimizer:closure":
+            return torch.optim.LBFGS(model.parameters())
         optimizer = super().optimizer(model)
         optimizer.register_step_pre_hook(self.stepping)
         return optimizer
