@@ -919,6 +919,8 @@ class RunProcess:
     least and most workspace of the one whose plans differ most, in bytes."""
     rounding_bytes: int = 0
     """What of the peak rounds blocks of the driver's memory pools up to whole pages."""
+    history_bytes: int = 0
+    """What the histories of L-BFGS optimizers lack until they are full; values decide when."""
     ending: Literal["exit", "exception", "signal"] | None
     """`exception` is one that nobody caught. None when it left no word: it was killed or crashed,
     and the figures are the last that it wrote."""

@@ -32,6 +32,7 @@ from memfit import __version__, virtual
 from memfit.devices.select import Choice, describe
 from memfit.errors import CannotJudge, UsageError
 from memfit.records import DeviceKind, DeviceSpec, RunProcess, RunResult, Source
+from memfit.units import format_bytes
 from memfit.virtual import words
 from memfit.virtual.build import find_torch
 
@@ -364,6 +365,12 @@ def _process_limits(process: RunProcess, built_for: str | None) -> Iterator[str]
     yield from words.benchmark(*process.benchmark)
     yield from words.pool(process.rounding_bytes)
     yield from _read_limits(process)
+    if process.history_bytes:
+        yield (
+            f"L-BFGS in process {process.pid} decides by values how many iterations a step has, "
+            "and keeps two vectors as long as its parameters for each: its history would take up "
+            f"to {format_bytes(process.history_bytes)} more than it held here."
+        )
     if process.ending is None or process.ending == "signal":
         yield (
             f"Process {process.pid} was ended before it could say so: its figures are those of "

@@ -229,6 +229,26 @@ def test_known_values_on_the_device_steer_the_program_as_on_a_card(desk: Desk) -
     assert process["unknown_reads"] == 0  # and whether a gradient overflowed may have changed
 
 
+def test_what_the_history_of_lbfgs_would_still_take_is_said(desk: Desk) -> None:
+    document = desk.told("""
+    import torch
+    model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+    optimizer = torch.optim.LBFGS(model.parameters(), history_size=10)
+    inputs = torch.randn(8, 1024, device="cuda")
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        return loss
+    for _ in range(3):
+        optimizer.step(closure)
+    """)
+    process = only(document)
+    assert (process["exit_status"], process["optimizer_steps"]) == (0, 3)
+    assert process["history_bytes"] == 10 * 2 * 4 * MIB
+    assert any("L-BFGS" in limit and "up to 80.0" in limit for limit in document["limits"])
+
+
 def test_every_line_with_a_figure_says_that_it_is_virtual(desk: Desk) -> None:
     ended = desk.run(TRAIN)
     told = ended.err[ended.err.index("\n") + 1 :].partition("limits:")[0].splitlines()

@@ -125,6 +125,19 @@ class _Reads:
         ]
 
 
+def _history_to_come(optimizer: Any) -> int:
+    """Bytes that an L-BFGS optimizer's history lacks until it is full; 0 for any other."""
+    if type(optimizer).__name__ != "LBFGS":
+        return 0
+    missing = 0
+    for group in optimizer.param_groups:
+        pair = 2 * sum(p.numel() * p.element_size() for p in group["params"])
+        states = [optimizer.state[p] for p in group["params"] if p in optimizer.state]
+        held = max((len(state.get("old_dirs") or ()) for state in states), default=0)
+        missing += pair * max(group["history_size"] - held, 0)
+    return missing
+
+
 class _Watch:
     """What was seen of this process."""
 
@@ -144,6 +157,7 @@ class _Watch:
         self._steps = 0
         self._stepping: list[int] = []
         self._optimizers: set[int] = set()
+        self._histories: dict[int, int] = {}
         self._moments: dict[int, list[Peaks]] = {}
         self._folded: dict[int, Peaks] = {}
         self._errors: list[dict[str, Any]] = []
@@ -242,6 +256,7 @@ class _Watch:
         if self._stepping:
             return
         self._steps += 1
+        self._histories[mark] = _history_to_come(optimizer)
         if self._steps == 1:
             self._note("first_step_ends")
         if self._steps <= 2 or time.monotonic() - self._written >= _WRITE_S:  # noqa: PLR2004
@@ -382,6 +397,7 @@ class _Watch:
             "reads": self._reads.report(),
             "benchmark": self._driver.benchmark(),
             "rounding_bytes": self._driver.rounding(self._devices()),
+            "history_bytes": sum(self._histories.values()),
             "ending": self._ending,
             "exit_status": self._exit_status,
             "exception": self._exception,
