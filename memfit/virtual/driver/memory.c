@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "ledger.h"
+#include "usage.h"
 #include "machine.h"
 #include "vgpu.h"
 
@@ -120,7 +120,7 @@ static char *place(Space *space, size_t bytes) {
 }
 
 /* Tells the other processes of this machine what this one holds; false when they leave no room for it. */
-static bool hold(int device, size_t bytes) { return ledger_hold(device_number(device), card()->context + bytes); }
+static bool hold(int device, size_t bytes) { return usage_hold(device_number(device), card()->context + bytes); }
 
 static int charge(int device, size_t bytes) {
     const Card *c = card();
@@ -233,12 +233,12 @@ size_t memory_context(int device) { return opened[device] || !machine_shared() ?
 
 size_t memory_used(int device) {
     if (device < 0 || device >= device_count()) return 0;
-    return memory_context(device) + memory_held(device) + ledger_others(device_number(device));
+    return memory_context(device) + memory_held(device) + usage_others(device_number(device));
 }
 
 size_t memory_used_peak(int device) {
     if (device < 0 || device >= device_count()) return 0;
-    size_t alone = memory_context(device) + memory_held_peak(device), shared = ledger_peak(device_number(device));
+    size_t alone = memory_context(device) + memory_held_peak(device), shared = usage_peak(device_number(device));
     return shared > alone ? shared : alone;
 }
 

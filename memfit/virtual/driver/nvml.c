@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ledger.h"
+#include "usage.h"
 #include "vgpu.h"
 
 /* NVML's own status codes. */
@@ -158,7 +158,7 @@ API int nvmlDeviceGetMemoryInfo(const void *handle, Memory *out) {
     int device = index_of(handle);
     if (device < 0) return NVML_INVALID_ARGUMENT;
     int seen = device_with_number(device);
-    size_t total = card()->total, used = seen >= 0 ? memory_used(seen) : ledger_others(device);
+    size_t total = card()->total, used = seen >= 0 ? memory_used(seen) : usage_others(device);
     *out = (Memory){total, used < total ? total - used : 0, used};
     return SUCCESS;
 }
@@ -188,7 +188,7 @@ static int find_processes(const void *handle, unsigned *count, Holder *out, size
     size_t held = seen >= 0 ? memory_context(seen) + memory_held(seen) : 0;
     size_t own = held > 0, room = *count < most ? *count : most;
     if (own && room > 0) out[0] = (Holder){(unsigned)getpid(), held};
-    size_t found = own + ledger_holders(device, room > own ? out + own : NULL, room > own ? room - own : 0);
+    size_t found = own + usage_holders(device, room > own ? out + own : NULL, room > own ? room - own : 0);
     *count = (unsigned)found;
     return found > room ? NVML_TOO_SMALL : SUCCESS;
 }

@@ -1,6 +1,6 @@
 /* How much of each device the processes of one virtual machine hold. Devices are numbered as the machine has them. */
-#ifndef MEMFIT_LEDGER_H
-#define MEMFIT_LEDGER_H
+#ifndef MEMFIT_USAGE_H
+#define MEMFIT_USAGE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,12 +12,12 @@ typedef struct {
 
 /* Notes that this process now holds so many bytes of a device, its context included; false, and nothing is changed,
  * when the other processes leave no room for them. */
-bool ledger_hold(int device, size_t bytes);
+bool usage_hold(int device, size_t bytes);
 /* What other processes that live hold of a device. */
-size_t ledger_others(int device);
+size_t usage_others(int device);
 /* The most that all processes together ever held of a device; 0 where a process is alone. */
-size_t ledger_peak(int device);
+size_t usage_peak(int device);
 /* The other processes that hold any of a device: at most `room` of them are written, and their number is returned. */
-size_t ledger_holders(int device, Holder *out, size_t room);
+size_t usage_holders(int device, Holder *out, size_t room);
 
 #endif
