@@ -43,6 +43,7 @@ KNOW_TORCH = {
     "memfit.trial.ledger_recorder",
     "memfit.trial.nursery",
     "memfit.trial.replicas",
+    "memfit.trial.storages",
     "memfit.trial.timeline",
     "memfit.trial.worker",
     "memfit.virtual.values",

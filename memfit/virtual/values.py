@@ -463,7 +463,7 @@ class ValueMode(TorchDispatchMode):
         if value is None or assumed:
             control.answer_count(min(max(round(self._share * entries), 1), entries))
         else:
-            value = torch.unique(value, dim=1)  # type: ignore[no-untyped-call]
+            value = torch.unique(value, dim=1)
             control.answer_count(value.shape[1])
         try:
             out = func(*args, **kwargs)
