@@ -1,18 +1,18 @@
 """timm's training benchmark on an RTX 3090: the largest batch of a ladder that fitted.
 
 "It fits" is hard; "the next rung does not" is soft: rungs were tried downwards in one process, and
-any RuntimeError stepped down. The step is that of timm's benchmark script of that time, which ran
-backward inside autocast. What torch 1.12 did by default and later versions do not is set here:
-gradients are zeroed rather than dropped, SGD loops over parameters, attention is not fused.
+any RuntimeError stepped down. The models are those of timm 0.6, which that benchmark ran, and the
+step is that of its script, which ran backward inside autocast. What torch 1.12 did by default and
+later versions do not is set here: gradients are zeroed rather than dropped, SGD loops over
+parameters. Each rung has a process of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from memfit.units import MIB
@@ -28,34 +28,32 @@ CARD = "rtx-3090"
 TOTAL_BYTES = 25_447_170_048
 """24,268 MiB: what the drivers of that time showed of the card."""
 CONTEXTS = {
-    "of then": 1486 * MIB,
+    "torch 1.8.2": 1685 * MIB,
+    "torch 1.7.1": 1486 * MIB,
 }
-"""What the context of an RTX 3090 took before CUDA 11.7 loaded kernels one by one.
+"""What the context of an RTX 3090 took while CUDA loaded all kernels at once; nearest first.
 
-The lesser of two readings of that card, with torch built for CUDA 11: 1,644 MiB with a tensor of
-158 MiB (torch 1.7.1, pytorch#49877), and 1,687 MiB with one of 2 MiB (torch 1.8.2, pytorch#55277).
-None was found with torch 1.12. Both are what nvidia-smi shows, which a desktop may share.
+Readings with torch built for CUDA 11: 1,687 MiB with a tensor that takes 2 MiB (torch 1.8.2,
+pytorch#55277), and 1,644 MiB with one of 158 MiB (torch 1.7.1, pytorch#49877). None was found with
+1.12, which CUDA 11.3 served the same way: kernels one by one came with CUDA 11.7. Both are what
+nvidia-smi shows, before the first convolution, whose library brings kernels of its own.
 """
-TODAY = "of today"
+TODAY = "today"
 """The context that memfit charges for the card, with a torch that loads kernels one by one."""
+RUNS = ("fits", "thrash")
+"""Verdicts that the benchmark took for a success: it ended without an error."""
 STEPS = 3
+IMPORTS = ("tests.accuracy.models.inplace_abn", __name__, "timm", "timm.optim")
+"""In this order: timm looks for the package of in-place normalization when it is imported."""
 KNOWN = {
     ("sebotnet33ts_256", "NHWC", 192): (
         "one block of 3.00 GiB is asked for where 2.97 GiB are free; NCHW at 192 fails here as it "
         "did there"
     ),
-    ("tresnet_xl_448", "NHWC", 96): (
-        "not the same model: timm of that time normalized and activated in place (InplaceABN), "
-        "which the installed one does not"
-    ),
 }
 """What was found out about single rows."""
-SAME = {
-    "ig_resnext101_32x48d": "resnext101_32x48d",
-    "vit_base_patch16_224_sam": "vit_base_patch16_224",
-    "vit_base_patch32_224_sam": "vit_base_patch32_224",
-}
-"""Models whose names the installed timm takes for others, or no longer takes."""
+TIMM = "0.6."
+"""The versions whose models the benchmark ran."""
 MOST_ROWS = 200
 """The longest sample of one layout."""
 
@@ -85,8 +83,10 @@ def sample(rows: list[Rung], count: int, *, seed: int = 0) -> list[Rung]:
 def compare(truth: Truth, store: Store, torch_version: str, *, counts: Sequence[int]) -> Result:
     """Try the batch that fitted and the next rung, for a random sample of each memory layout."""
     result = Result(data_set=NAME)
-    if find_spec("timm") is None:
-        result.notes.append(f"Not tried with torch {torch_version}, beside which is no timm.")
+    found = _timm()
+    if found is None or not found.startswith(TIMM):
+        beside = f"timm {found}, whose models are others" if found else "no timm"
+        result.notes.append(f"Not tried with torch {torch_version}, beside which is {beside}.")
         return result
     ladders = {layout: _rungs(truth, layout) for layout in ("nhwc", "nchw")}
     for (layout, rungs), count in zip(ladders.items(), counts, strict=True):
@@ -94,14 +94,12 @@ def compare(truth: Truth, store: Store, torch_version: str, *, counts: Sequence[
         other = {(rung.model, rung.image): rung.batch for rung in others}
         drawn = sample(rungs, count)
         tries = [(rung, batch) for rung in drawn for batch in (rung.batch, rung.above) if batch]
-        cases = [_case(rung, batch) for rung, batch in tries]
-        for (rung, batch), answer in zip(
-            tries, store.run(cases, imports=("timm", "timm.optim")), strict=True
-        ):
+        cases = [_step_case(_arguments(rung, batch)) for rung, batch in tries]
+        for (rung, batch), answer in zip(tries, store.run(cases, imports=IMPORTS), strict=True):
             value = answer.get("value", {})
             result.ladder.append(
                 {
-                    "case": _case(rung, batch).arguments,
+                    "case": _arguments(rung, batch),
                     "model": rung.model,
                     "image": rung.image,
                     "layout": layout.upper(),
@@ -116,9 +114,16 @@ def compare(truth: Truth, store: Store, torch_version: str, *, counts: Sequence[
                     "allocated": value.get("peak_allocated_bytes"),
                 }
             )
-    for before, (name, size) in zip((TODAY, *CONTEXTS), CONTEXTS.items(), strict=False):
-        _with_the_context(name, size, before, result, store)
+    for name, size in sorted(CONTEXTS.items(), key=lambda context: context[1]):
+        _with_the_context(name, size, result, store)
     return result
+
+
+def _timm() -> str | None:
+    try:
+        return version("timm")
+    except PackageNotFoundError:
+        return None
 
 
 def _rungs(truth: Truth, layout: str) -> list[Rung]:
@@ -134,53 +139,46 @@ def _rungs(truth: Truth, layout: str) -> list[Rung]:
     ]
 
 
-def _with_the_context(name: str, size: int, before: str, result: Result, store: Store) -> None:
-    """Judge again where a larger context could matter: above its limit.
+def _with_the_context(name: str, size: int, result: Result, store: Store) -> None:
+    """Judge again where a larger context could matter: where more is reserved than it leaves.
 
-    What a smaller context refused is not tried again with a larger one.
+    What the context of today refuses is not tried again with a larger one.
     """
     charge, _ = context_charge(find_card(CARD))
     for one in result.ladder:
-        one[name] = one[before]
+        one[name] = one[TODAY]
     close = [
         one
         for one in result.ladder
-        if one[before] in {"fits", "thrash"} and int(str(one["reserved"])) > TOTAL_BYTES - size
+        if one[TODAY] in RUNS and int(str(one["reserved"])) > TOTAL_BYTES - size
     ]
     cases = [
-        Case(
-            function=f"{__name__}:step",
-            arguments=one["case"],
-            card=CARD,
-            total_bytes=TOTAL_BYTES - size + charge,
-        )
-        for one in close
-        if isinstance(one["case"], dict)
+        replace(_step_case(one["case"]), total_bytes=TOTAL_BYTES - size + charge) for one in close
     ]
-    for one, answer in zip(close, store.run(cases, imports=("timm", "timm.optim")), strict=True):
+    for one, answer in zip(close, store.run(cases, imports=IMPORTS), strict=True):
         one[name] = answer.get("value", {}).get("verdict", "error")
 
 
-def _case(rung: Rung, batch: int) -> Case:
+def _arguments(rung: Rung, batch: int) -> dict[str, Any]:
+    return {
+        "model": rung.model,
+        "image": rung.image,
+        "batch": batch,
+        "channels_last": rung.channels_last,
+    }
+
+
+def _step_case(arguments: object) -> Case:
+    assert isinstance(arguments, dict)
     return Case(
-        function=f"{__name__}:step",
-        arguments={
-            "model": rung.model,
-            "image": rung.image,
-            "batch": batch,
-            "channels_last": rung.channels_last,
-        },
-        card=CARD,
-        total_bytes=TOTAL_BYTES,
+        function=f"{__name__}:step", arguments=arguments, card=CARD, total_bytes=TOTAL_BYTES
     )
 
 
 def step(*, model: str, image: int, batch: int, channels_last: bool) -> dict[str, Any]:
     """Try a few training steps, and judge them as a trial is judged."""
     import torch
-    from timm.layers import set_fused_attn
 
-    set_fused_attn(enable=False)
     error = ""
     built = "meta"
     retries: list[int] = []
@@ -223,7 +221,7 @@ def _train(
 
     layout = torch.channels_last if channels_last else torch.contiguous_format
     with torch.device(build_on):
-        model = _create(timm, name, image)
+        model = timm.create_model(name, drop_rate=0.0)
     if build_on == "meta":
         model = model.to(memory_format=layout).to_empty(device="cuda")
     else:
@@ -237,17 +235,9 @@ def _train(
         # Backward runs inside as well: the copies that autocast makes of weights live until then.
         with torch.autocast("cuda", torch.float16):
             outputs = model(inputs)
-            if isinstance(outputs, tuple | list):
+            if isinstance(outputs, tuple):
                 outputs = outputs[0]
             targets = torch.zeros(batch, device="cuda", dtype=torch.long)
             loss_function(outputs, targets).backward()
         optimizer.step()
         retries.append(torch.cuda.memory_stats()["num_alloc_retries"])
-
-
-def _create(timm: Any, name: str, image: int) -> Any:
-    """Create the model for an image size, whether or not its class takes one."""
-    name = SAME.get(name, name)
-    with contextlib.suppress(TypeError):
-        return timm.create_model(name, img_size=image)
-    return timm.create_model(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from tests.accuracy.forks import Case
@@ -33,6 +35,9 @@ _LEFT = (
     "the real figure is higher by nearly the same {} at every batch: left alive by the rows of the "
     "compiled kernel, which ran before; which tensors they are is not known"
 )
+SCRIPTS = {"fused_moe": "tests.accuracy.models.mixture_script:measure"}
+"""Operators whose rows are measured in one process, in the order of the author's script."""
+SCRIPT_TIMEOUT_S = 900
 CAUSES = {
     "multi_token_attention": (
         "convolution workspaces come from the installed cuDNN, and the card ran an older one; "
@@ -40,7 +45,6 @@ CAUSES = {
     ),
     "sparse_multi_token_attention": "a workspace of the convolution, from another cuDNN",
     "fused_neighborhood_attention": _REMAINDER,
-    "fused_moe": _REMAINDER,
     "fused_linear_orpo_loss": _REMAINDER,
     "fused_linear_cpo_loss": _REMAINDER,
     "fused_linear_simpo_loss": _REMAINDER,
@@ -75,6 +79,7 @@ def compare(truth: Truth, store: Store, torch_version: str) -> Result:
             f"{before - len(real)} rows of a B200 were not run with torch {torch_version}, "
             "whose build has no code for it."
         )
+    single = [row for row in real if _operator(row) not in SCRIPTS]
     cases = [
         Case(
             function="tests.accuracy.models.operators:measure",
@@ -85,12 +90,38 @@ def compare(truth: Truth, store: Store, torch_version: str) -> Result:
             },
             card=CARDS[row["gpu"]],
         )
-        for row in real
+        for row in single
     ]
-    for row, answer in zip(real, store.run(cases), strict=True):
+    for row, answer in zip(single, store.run(cases), strict=True):
         result.rows.append(_row(row, answer.get("value", answer), torch_version))
+    for row, answer in _of_scripts([row for row in real if row not in single], store):
+        result.rows.append(_row(row, answer, torch_version))
     result.notes.extend(_notes(result.rows, torch_version))
     return result
+
+
+def _of_scripts(
+    rows: list[dict[str, str]], store: Store
+) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """Run the scripts whose rows depend on one another, each from its beginning to its end."""
+    runs: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        runs[_operator(row), _config(row)["sweep_dim"]].append(row)
+    for (operator, _), of_run in runs.items():
+        configs = list({json.dumps(_config(row)): _config(row) for row in of_run}.values())
+        case = Case(
+            function=SCRIPTS[operator],
+            arguments={"configs": configs},
+            card=CARDS[of_run[0]["gpu"]],
+            timeout_s=SCRIPT_TIMEOUT_S,
+        )
+        (answer,) = store.run([case])
+        for row in of_run:
+            if "value" not in answer:
+                yield row, answer
+                continue
+            peaks = answer["value"][_mode(row)]
+            yield row, {"peak_allocated_bytes": peaks[configs.index(_config(row))]}
 
 
 def _notes(rows: list[Row], torch_version: str) -> list[str]:
@@ -98,7 +129,9 @@ def _notes(rows: list[Row], torch_version: str) -> list[str]:
     others = [row for row in rows if row not in inferred]
     return [
         "The routing of fused_moe is computed, not guessed: its script seeds the card's generator, "
-        "whose numbers are made here on the CPU.",
+        "whose numbers are made here on the CPU. Its rows are measured as the script runs them, in "
+        "one process and in order, the compiled implementation's allocations included, since each "
+        "row depends on what those before it left in the allocator's cache.",
         f"{len(inferred)} rows of orpo, cpo and simpo rest on an inference: each is higher by what "
         "one call of the compiled kernel holds, which ran before them in the same process. It was "
         f"found from their figures. With torch {torch_version}, {_exact(inferred)} of them are "

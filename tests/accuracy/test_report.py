@@ -72,7 +72,7 @@ def test_the_next_rung_of_the_top_is_nothing():
 
 def rung(model: str, *, fitted_there: bool, **verdicts: str) -> dict[str, object]:
     here = verdicts["today"]
-    contexts = dict(zip(ladder.CONTEXTS, (verdicts["then"],), strict=True))
+    contexts = dict.fromkeys(ladder.CONTEXTS, verdicts["then"])
     return {
         "model": model,
         "layout": "NHWC",
@@ -98,6 +98,16 @@ def test_every_context_is_judged_in_a_line_of_its_own():
         [Result(data_set=ladder.NAME, ladder=tries)], versions=["torch 2.14.1"], command="make it"
     )
 
-    assert "| NHWC | of today | 1 | 1 | 0 | 0 | 1 | 0 (0.0 %) |" in text
-    assert "| NHWC | of then | 1 | 0 | 1 | 0 | 1 | 1 (100.0 %) |" in text
-    assert "| one | NHWC | 64 | fits | fits | thrash |" in text
+    assert "| NHWC | today | 1 | 1 | 0 | 0 | 1 | 0 (0.0 %) | 0 (0.0 %) |" in text
+    assert "| NHWC | torch 1.8.2 | 1 | 1 | 1 | 0 | 1 | 1 (100.0 %) | 1 (100.0 %) |" in text
+    assert "| one | NHWC | 64 |" not in text
+
+
+def test_what_runs_only_by_flushing_runs_as_the_benchmark_counts_and_is_told():
+    tries = [rung("one", fitted_there=False, today="fits", then="thrash")]
+    text = report.markdown(
+        [Result(data_set=ladder.NAME, ladder=tries)], versions=["torch 2.14.1"], command="make it"
+    )
+
+    assert "| NHWC | torch 1.8.2 | 0 | 0 | 0 | 0 | 1 | 0 (0.0 %) | 1 (100.0 %) |" in text
+    assert "runs by flushing in every step" in text

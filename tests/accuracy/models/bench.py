@@ -22,8 +22,6 @@ class Bench:
     """Where only the gradients of these are wanted, and they are not kept."""
     retain: bool = True
     """Whether the graph stays after backward."""
-    fresh_gradient: bool = False
-    """Whether every full call makes its gradient anew."""
     kept: tuple[Any, ...] = ()
     """What else is alive while the operator is measured."""
 

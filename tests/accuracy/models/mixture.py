@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch.nn import functional as F  # noqa: N812
 
@@ -16,21 +19,25 @@ SMS = 132
 
 def routed(config: Config) -> list[int]:
     """Return how many tokens each expert gets: the choice of the seeded generator's numbers."""
-    tokens, experts, width = config["T"], config["E"], config["H"]
+    names = ("T", "E", "H", "intermediate_dim", "K")
+    return _routed(*(config[name] for name in names))
+
+
+@cache
+def _routed(tokens: int, experts: int, width: int, hidden: int, chosen: int) -> list[int]:
     generator = Generator(SEED, sms=SMS)
     generator.skip(tokens * width)
-    generator.skip(experts * 2 * config["intermediate_dim"] * width)
-    generator.skip(experts * width * config["intermediate_dim"])
+    generator.skip(experts * 2 * hidden * width)
+    generator.skip(experts * width * hidden)
     scores = torch.from_numpy(generator.randn(tokens * experts)).view(tokens, experts)
-    chosen = torch.topk(scores.float(), config["K"], dim=-1).indices
-    return torch.bincount(chosen.flatten(), minlength=experts).tolist()
+    experts_of = torch.topk(scores.float(), chosen, dim=-1).indices
+    return torch.bincount(experts_of.flatten(), minlength=experts).tolist()
 
 
-def fused_moe(config: Config) -> Bench:
-    """Gated experts; each takes its tokens, and adds its weighted output to theirs."""
+def inputs(config: Config) -> tuple[Any, ...]:
+    """Return tokens, both weights, the choice, its weights, and all that have a gradient."""
     tokens, experts, width = config["T"], config["E"], config["H"]
     hidden = config["intermediate_dim"]
-    counts = routed(config)
     x = random(tokens, width, config=config, gradient=True)
     # The leaves are the numbers before scaling, which autograd keeps beside the scaled ones.
     gate_leaf = random(experts, 2 * hidden, width, config=config, gradient=True)
@@ -41,8 +48,14 @@ def fused_moe(config: Config) -> Bench:
     chosen = torch.topk(scores, config["K"], dim=-1).indices.to(torch.int32)
     weights = torch.softmax(torch.gather(scores, 1, chosen.long()), dim=-1)
     weights = weights.to(x.dtype).requires_grad_()
-    leaves = (x, gate_leaf, down_leaf, weights)
-    del scores
+    return x, gates, downs, chosen, weights, (x, gate_leaf, down_leaf, weights)
+
+
+def fused_moe(config: Config) -> Bench:
+    """Gated experts; each takes its tokens, and adds its weighted output to theirs."""
+    experts = config["E"]
+    counts = routed(config)
+    x, gates, downs, chosen, weights, leaves = inputs(config)
 
     def forward() -> torch.Tensor:
         result = torch.zeros_like(x)
@@ -65,4 +78,4 @@ def fused_moe(config: Config) -> Bench:
         assert hit.shape[1] == 1
         return result
 
-    return Bench(forward, lambda: torch.randn_like(x), fresh_gradient=True, kept=leaves)
+    return Bench(forward, lambda: torch.randn_like(x), kept=leaves)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from tests.accuracy.models import losses, mixture
+from tests.accuracy.models import losses
 from tests.accuracy.models.bench import Bench, Config, dtype_of, random
 
 CALLS = 10
@@ -36,15 +36,11 @@ def _median_peak(bench: Bench, operator: str, mode: str) -> int:
         _forget_gradients(bench)
         call = bench.forward
     else:
-        gradient = None if bench.fresh_gradient else bench.gradient()
-        output = None
-        if mode == "backward":
-            output = bench.forward()
-            gradient = bench.gradient() if gradient is None else gradient
+        gradient = bench.gradient()
+        output = bench.forward() if mode == "backward" else None
 
         def call() -> None:
-            result = bench.forward() if output is None else output
-            bench.backward(result, bench.gradient() if gradient is None else gradient)
+            bench.backward(bench.forward() if output is None else output, gradient)
 
     peaks = []
     for _ in range(CALLS):
@@ -320,5 +316,4 @@ OPERATORS: dict[str, Callable[[Config], Bench]] = {
     "kto_loss": losses.kto,
     "distill_jsd_loss": losses.distill_jsd,
     "fused_linear_grpo_loss_sequence": losses.grpo,
-    "fused_moe": mixture.fused_moe,
 }
