@@ -403,7 +403,7 @@ def _read_limits(process: RunProcess) -> Iterator[str]:
             f"changed since they were written ({_places(process, 'changed')}), and got what was "
             "written."
         )
-    if process.exception is not None and process.unknown_reads:
+    if process.exception is not None and (process.unknown_reads or process.changed_reads):
         yield (
             f"Process {process.pid} ended by {process.exception} after it had read values that "
             "are not known: an error that comes of one of them would not happen on a card."

@@ -80,6 +80,9 @@ COLLECTIVES = """
     out = torch.zeros(size, device="cuda", dtype=torch.long)
     dist.all_to_all_single(out, on_card(*(10 * rank + i for i in range(size)), dtype=torch.long))
     found["all_to_all"] = out.tolist()
+    outs = [on_card(0, dtype=torch.long) for _ in range(size)]
+    dist.all_to_all(outs, [on_card(10 * rank + i, dtype=torch.long) for i in range(size)])
+    found["lists"] = [out.item() for out in outs]
     ring = on_card(0)
     sends = dist.P2POp(dist.isend, on_card(rank), (rank + 1) % size)
     takes = dist.P2POp(dist.irecv, ring, (rank - 1) % size)
@@ -116,6 +119,7 @@ def test_every_collective_carries_small_values(desk: Desk) -> None:
         assert found["into_tensor"] == [0, 1, 2]
         assert found["reduce_scatter"] == 3 * rank + 3
         assert found["all_to_all"] == [rank, 10 + rank, 20 + rank]
+        assert found["lists"] == found["all_to_all"]
         assert found["ring"] == (rank - 1) % 3
         assert found.get("group") == (None if rank == 1 else 2)
         assert found.get("received") == (42 if rank == 1 else None)

@@ -170,7 +170,8 @@ def test_the_workspace_of_cublas_can_be_what_does_not_fit(pressed, kind):
 
     assert ended(result) == (Verdict.OOM, "forward", 1)
     assert result.devices[0].peak_reserved_bytes == 2 * MIB
-    assert result.devices[0].peak_allocated_bytes < MIB
+    # Up to torch 2.7, cuBLASLt has 1 MiB of its own beside the workspace of cuBLAS.
+    assert result.devices[0].peak_allocated_bytes < 2 * MIB
     assert result.demand_bytes - (result.devices[0].outside_allocator_bytes or 0) < 3 * MIB
     # Alone it takes a segment of 20 MiB, and everything fits once there is room for that.
     assert bench.run(FEW, CONTEXT + 2 * MIB + 20 * MIB, kind).verdict is Verdict.FITS

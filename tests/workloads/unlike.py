@@ -22,7 +22,7 @@ class Unlike(memfit.Workload):
     def model(self):
         made = nn.Sequential(nn.Linear(self.width, self.width), nn.ReLU(), nn.Linear(self.width, 1))
         if self.kind == "compiled":
-            made.compile(backend="aot_eager")
+            return torch.compile(made, backend="aot_eager")
         if self.kind == "on the host":
             made.register_buffer("table", torch.ones(180, 2**20, device="cpu"))
         return made
