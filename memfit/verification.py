@@ -82,6 +82,9 @@ class Comparison:
     step_error: float | None = None
     """Relative difference of the parameters after one optimizer step; None where none was made."""
     step_tolerance: float | None = None
+    visible: float | None = None
+    """Smallest relative error in the weight of any one microbatch that would have been found,
+    whatever rounding did; None where no microbatch has a gradient."""
 
     @property
     def equal(self) -> bool:

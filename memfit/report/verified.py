@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _LONG_SPLIT = 8
 _ITEMS = 8
+_SMALL, _LARGE = 1e-3, 1e3
 
 
 def answer(made: Verification) -> str:
@@ -82,6 +83,21 @@ def error(value: float | None) -> str:
     return "not compared" if value is None else f"{value:.1e}"
 
 
+def seen_error(made: Verification) -> str | None:
+    """Say which error in the weight of a microbatch would have been found."""
+    judged = [c for c in made.comparisons if c.dtype == made.comparisons[0].dtype]
+    errors = [c.visible for c in judged if c.visible is not None]
+    if not errors:
+        return None
+    return f"an error of {percent(max(errors))} in the weight of any one microbatch"
+
+
+def percent(share: float) -> str:
+    """Write a share, however small."""
+    value = 100 * share
+    return f"{value:.2g} %" if _SMALL <= value < _LARGE else f"{value:.0e} %"
+
+
 def held(made: Comparison) -> str:
     """Say what was held still on both sides."""
     words = {"draws": "draws at their means", "statistics": "batch statistics frozen"}
@@ -126,6 +142,9 @@ def rows(made: Verification) -> list[tuple[str, str]]:
         found.append(("parameters", ", ".join(f"{k}={v}" for k, v in made.parameters.items())))
     if made.loss is not None:
         found.append(("the loss is", nature(made.loss)))
+    visible = seen_error(made)
+    if visible is not None:
+        found.append(("would be seen", visible))
     if made.loop is not None:
         found += _loop_rows(made)
     if made.replicas is not None:

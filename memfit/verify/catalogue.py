@@ -94,6 +94,22 @@ _PAGES = (
         remedy="use them in the loss, or freeze them with requires_grad_(False)",
     ),
     Page(
+        code="MF106",
+        severity=_W,
+        title="an error of one percent in a microbatch's weight could hide behind rounding",
+        meaning=(
+            "What tells a wrong weight from rounding is how much of the gradient it is. Here the "
+            "model runs in float32 only and makes much of rounding (saturated layers, large "
+            "numbers that cancel), or one of the microbatches adds next to nothing to the "
+            "gradient. Nothing was found wrong; smaller errors than the one named would not have "
+            "been."
+        ),
+        remedy=(
+            "let the model run in float64 (no fixed dtype, no kernel of float32 alone), or verify "
+            "it with smaller inputs or another --seed"
+        ),
+    ),
+    Page(
         code="MF201",
         severity=_E,
         title="a mean of means: microbatches with unequal elements count alike",

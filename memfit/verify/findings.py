@@ -38,7 +38,7 @@ def finding(
 
 _DECIDING = frozenset({"MF209", "MF301"})
 """Warnings that say that the gradients are not equal."""
-_OPEN = frozenset({"MF104", "MF208"})
+_OPEN = frozenset({"MF104", "MF106", "MF208"})
 """Warnings that leave equality unknown."""
 
 

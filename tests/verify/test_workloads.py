@@ -89,7 +89,60 @@ def test_a_layer_that_refuses_a_microbatch_of_one_is_the_layer_s_finding(tmp_pat
     assert all(c.equal for c in found.comparisons)
 
 
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        "F.mse_loss(model(inputs).float(), targets.float())",
+        "F.mse_loss(model(inputs).bfloat16().to(torch.float32), targets)",
+        "F.mse_loss(model(inputs), targets.to(torch.float32)).to(torch.float32)",
+        "narrowed(model, inputs, targets)",
+    ],
+)
+def test_a_model_that_casts_by_itself_is_compared_in_float64_all_the_same(
+    narrow: str, tmp_path: Path
+) -> None:
+    source = REFERENCE.replace("F.mse_loss(model(inputs), targets)", narrow)
+    source += """
+def narrowed(model, inputs, targets):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.mse_loss(model(inputs).float(), targets)
+"""
+    found = check(tmp_path, source)
+
+    assert codes(found) == []
+    assert found.notes == []
+    assert {c.dtype for c in found.comparisons[:-1]} == {"float64"}
+    assert all(c.equal for c in found.comparisons)
+    assert all(c.visible is not None and c.visible < 1e-7 for c in found.comparisons[:-1])
+
+
+def test_what_a_wrong_weight_would_have_to_be_is_said_and_is_true(tmp_path: Path) -> None:
+    right = check(tmp_path, REFERENCE)
+    least = max(c.visible or 0.0 for c in right.comparisons[:-1])
+    assert 0 < least < 1e-7
+
+    wrong = REFERENCE.replace(
+        "F.mse_loss(model(inputs), targets)",
+        f"F.mse_loss(model(inputs), targets) * (1 + {4 * least} * (len(inputs) == 3))",
+    )
+    found = check(tmp_path, wrong)
+    assert [c.equal for c in found.comparisons if 3 in c.sizes] == [False]
+    assert outcome(found) is Outcome.DIFFERENT
+
+
 BROKEN = {
+    "MF106": (
+        REFERENCE.replace(
+            "F.mse_loss(model(inputs), targets)",
+            "F.mse_loss(torch.sin(1e4 * only_float32(model(inputs))), targets)",
+        )
+        + """
+def only_float32(x):
+    assert x.dtype == torch.float32
+    return x
+""",
+        "def loss",
+    ),
     "MF201": (TOKENS, "def loss"),
     "MF202": (REFERENCE.replace("targets)", "targets, reduction='sum')"), "def loss"),
     "MF101": (

@@ -13,9 +13,9 @@ import torch
 from memfit.verification import Comparison
 from memfit.verify.tolerance import UNIT_ROUNDOFF, tolerance
 from memfit.verify.worker.examples import Splitter
-from memfit.verify.worker.gradients import difference, is_finite, norm
+from memfit.verify.worker.gradients import Gradient, difference, is_finite, norm
 from memfit.verify.worker.randomness import Draws
-from memfit.verify.worker.subject import Gradient, NoStep, Subject, Update
+from memfit.verify.worker.subject import NoStep, Subject, Update
 
 Held = Literal["draws", "statistics"]
 
@@ -158,7 +158,16 @@ class Equality:
             worst_error=apart.worst_error,
             step_error=step_error,
             step_tolerance=step_limit,
+            visible=self._visible(update, self.tolerance()),
         )
+
+    def _visible(self, update: Update, limit: float) -> float | None:
+        """Return the smallest error in the weight of one microbatch that would have been found.
+
+        Twice the tolerance, so that it shows even where rounding takes off as much as it may.
+        """
+        least = min((c for c in update.contributions if c > 0), default=None)
+        return None if least is None else 2 * limit * self.scale / least
 
     def split_in_float32(self, sizes: Sequence[int]) -> Comparison | None:
         """Compare one split in float32 with the physical batch in float32."""
@@ -177,6 +186,7 @@ class Equality:
             tolerance=self.tolerance("float32"),
             worst_parameter=apart.worst_parameter,
             worst_error=apart.worst_error,
+            visible=self._visible(update, self.tolerance("float32")),
         )
 
     def _accumulate(self, sizes: Sequence[int], optimizer: Any) -> Update:

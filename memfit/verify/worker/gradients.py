@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from memfit.verify.worker.subject import Gradient
+Gradient = dict[str, torch.Tensor]
+"""Gradients by the name of their parameter; those that are None are left out."""
 
 _PROJECTIONS = 16
 _BLOCK = 1024

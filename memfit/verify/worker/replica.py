@@ -29,10 +29,10 @@ from memfit.verify.tolerance import UNIT_ROUNDOFF, tolerance
 from memfit.verify.worker import places
 from memfit.verify.worker.equality import works_in_float64
 from memfit.verify.worker.examples import Splitter
-from memfit.verify.worker.gradients import difference, norm
+from memfit.verify.worker.gradients import Gradient, difference, norm
 from memfit.verify.worker.loops import run_watched
 from memfit.verify.worker.randomness import Draws
-from memfit.verify.worker.subject import Gradient, NoStep, Subject
+from memfit.verify.worker.subject import NoStep, Subject
 from memfit.verify.worker.watch import Watch
 from memfit.workload import load, user_traceback
 

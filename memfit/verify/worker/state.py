@@ -127,7 +127,11 @@ def _head(value: Any, rows: int, kept: int) -> Any:
 
 
 class SizeWatch:
-    """Notes the largest tensor that any module makes: the terms that a gradient sums at most."""
+    """Notes how many terms an entry of a gradient sums at most, from what the modules make.
+
+    A weight's entry is summed over all but the last dimension of its layer's output, and over that
+    one too where the parameter has a single entry; on the way back, the last is summed over.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Prepare to watch a model."""
@@ -145,6 +149,8 @@ class SizeWatch:
         for handle in self._handles:
             handle.remove()
 
-    def _note(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+    def _note(self, module: torch.nn.Module, _args: Any, output: Any) -> None:
+        single = any(p.numel() == 1 for p in module.parameters(recurse=False))
         for tensor in _tensors(output):
-            self.largest = max(self.largest, tensor.numel())
+            last = tensor.shape[-1] if tensor.ndim and tensor.numel() and not single else 1
+            self.largest = max(self.largest, tensor.numel() // last, last)

@@ -12,10 +12,9 @@ import torch
 from memfit.errors import WorkloadError
 from memfit.group import check_loss, run_group, to_device
 from memfit.verify.worker.examples import map_tensors
+from memfit.verify.worker.gradients import Gradient, difference
+from memfit.verify.worker.widening import Widening
 from memfit.workload import LoadedWorkload, Workload, user_code
-
-Gradient = dict[str, torch.Tensor]
-"""Gradients by the name of their parameter; those that are None are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +25,8 @@ class Update:
     parameters: dict[str, torch.Tensor]
     """Trainable parameters after the step."""
     loss: float
+    contributions: tuple[float, ...]
+    """What each microbatch added to the gradient: the norm of the parameter's it added most to."""
 
 
 class Subject:
@@ -102,7 +103,8 @@ class Subject:
 
     def loss(self, batch: Any) -> torch.Tensor:
         """Compute the workload's loss of a batch."""
-        with user_code("loss() failed"):
+        widened: Any = Widening if self.dtype is torch.float64 else contextlib.nullcontext
+        with user_code("loss() failed"), widened():
             model = self.model if self.wrapped is None else self.wrapped
             return check_loss(self.workload.loss(model, self.cast(batch)))
 
@@ -161,11 +163,14 @@ class Subject:
     ) -> Update:
         """Run one group over the microbatches, from the first state, its step included."""
         self.reset()
-        seen: list[Gradient] = []
+        gradient: Gradient = {}
+        contributions: list[float] = []
 
-        def note(phase: str, microbatch: int | None) -> None:  # noqa: ARG001
-            if phase == "optimizer_step":
-                seen.append(self.gradient())
+        def note(phase: str, microbatch: int | None) -> None:
+            nonlocal gradient
+            if phase == "optimizer_step" or (phase == "forward" and microbatch):
+                before, gradient = gradient, self.gradient()
+                contributions.append(difference(gradient, before, 1.0).worst_error)
 
         with user_code("the group failed"):
             outcome = run_group(
@@ -178,7 +183,12 @@ class Subject:
                 replicas=replicas,
                 on_phase=note,
             )
-        return Update(gradient=seen[0], parameters=self.parameters(), loss=float(outcome.loss))
+        return Update(
+            gradient=gradient,
+            parameters=self.parameters(),
+            loss=float(outcome.loss),
+            contributions=tuple(contributions),
+        )
 
     def step_from(self, gradient: Gradient) -> dict[str, torch.Tensor]:
         """Return the parameters after one step from this gradient, from the first state."""
@@ -195,15 +205,6 @@ class Subject:
         return {
             name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad
         }
-
-    @contextlib.contextmanager
-    def in_float64(self) -> Iterator[None]:
-        """Use float64 while the context lasts."""
-        self.use(torch.float64)
-        try:
-            yield
-        finally:
-            self.use(torch.float32)
 
 
 class NoStep:

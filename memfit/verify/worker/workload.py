@@ -30,8 +30,8 @@ Tell = Callable[[str], None]
 _SHOWN = 3
 _MIXED = 1e-6
 """Relative error of a gradient above which layers that mix examples are its cause."""
-_CANNOT_TELL = 1e-3
-"""Tolerance above which one percent in the weight of one of several microbatches may hide."""
+_VISIBLE = 0.01
+"""Relative error in the weight of one microbatch that has to be visible."""
 _SAME_LOSS = 1e-5
 """Relative difference of two losses of the same examples that rounding in float32 explains."""
 
@@ -259,20 +259,30 @@ class WorkloadCheck:
                 loss_of_group=loss_of_group,
             )
             self._find(code, evidence, self._place_of(method))
+        self._find_blindness(dtype)
         in32 = equality.split_in_float32(self._splits[0])
         if in32 is not None:
             result.comparisons.append(in32)
-        if equality.tolerance() > _CANNOT_TELL:
-            result.notes.append(
-                f"in {dtype} this network makes rounding so large that an error below "
-                f"{equality.tolerance():.1g} of the gradient cannot be told from it"
-            )
         if equality.unheld:
             result.notes.append(
                 f"draws by {', '.join(sorted(equality.unheld))} could not be held still"
             )
         if result.comparisons[0].step_error is None:
             result.notes.append("the optimizer step changed nothing, or wants a closure")
+
+    def _find_blindness(self, dtype: str) -> None:
+        """Say so when an error of one percent could have hidden behind rounding."""
+        seen = [c for c in self._result.comparisons if c.visible is not None]
+        worst = max(seen, key=lambda c: c.visible or 0.0, default=None)
+        if worst is None or worst.visible is None or worst.visible <= _VISIBLE:
+            return
+        self._find(
+            "MF106",
+            f"Split as {'+'.join(map(str, worst.sizes))}, an error below "
+            f"{worst.visible:.2g} times the weight of one microbatch could not be told from "
+            f"rounding: in {dtype} that may reach {worst.tolerance:.1g} of the gradient.",
+            self._place_of("loss"),
+        )
 
     def _live_error(self, equality: Equality) -> float:
         """Return the error while layers mix; infinite where they refuse the microbatch."""
