@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _STYLES = {"error": "bold red", "warning": "bold yellow", "remark": "bold cyan"}
 _ANSWERS = {Outcome.EQUAL: "bold green", Outcome.DIFFERENT: "bold red", Outcome.UNKNOWN: "bold"}
 
+_KEPT = "note: "
+"""How a sentence begins that stays when the next one is told."""
+
 
 class Telling:
     """Progress: a live line on a terminal, a line for each step elsewhere."""
@@ -45,7 +48,9 @@ class Telling:
 
     def __call__(self, sentence: str) -> None:
         """Tell what is being done."""
-        if self._status is not None:
+        if self._status is not None and sentence.startswith(_KEPT):
+            self._console.print(Text(sentence))
+        elif self._status is not None:
             self._status.update(Text(sentence))
         elif not self._quiet:
             self._console.print(Text(sentence), soft_wrap=True)

@@ -47,7 +47,9 @@ def verify(
     logical_batch: Annotated[
         int | None,
         typer.Option(
-            "--logical-batch", "-B", help="Examples of the physical batch; 8 unless you say so."
+            "--logical-batch",
+            "-B",
+            help="Examples of the physical batch; 8, or 3 where those take long.",
         ),
     ] = None,
     microbatch: Annotated[

@@ -23,11 +23,12 @@ from memfit.records import DeviceKind
 from memfit.verification import Verification
 from memfit.verify.findings import find_page
 from memfit.verify.protocol import OUTPUT, TASK, Failure, Report, Task, read_report, write
-from memfit.verify.splits import DEFAULT_LOGICAL_BATCH, choose_splits
+from memfit.verify.splits import DEFAULT_LOGICAL_BATCH, choose_splits, default_logical_batch
 from memfit.workload import split_target
 
 _FOLDER = "memfit-verify-"
 _OUTPUT_LINES = 20
+_KILLED = "the host's memory may have run out: --set scales a workload down, and -B its batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +98,16 @@ def _task(request: VerifyRequest) -> Task:
         find_page(code)
     size = request.logical_batch
     if not request.script:
-        size = DEFAULT_LOGICAL_BATCH if size is None else size
-        if size is not None:
-            choose_splits(size, request.microbatch)
+        if request.microbatch is not None and size is None:
+            size = default_logical_batch(request.microbatch)
+        choose_splits(size or DEFAULT_LOGICAL_BATCH, request.microbatch)
     if request.replicas < 1:
         raise UsageError(f"--replicas is {request.replicas}; it must be at least 1")
+    if size is not None and size < request.replicas:
+        raise UsageError(
+            f"{size} examples do not go round {request.replicas} replicas",
+            hint=f"the logical batch is at least {request.replicas} then",
+        )
     return Task(
         target=request.target,
         kind="script" if request.script else "workload",
@@ -154,6 +160,7 @@ class _Process:
                 return report
             raise WorkloadError(
                 f"the process that verifies {self._task.target} ended with {_exit_words(code)}",
+                hint=_KILLED if code == -signal.SIGKILL else None,
                 details=_tail(folder / OUTPUT),
             )
         finally:

@@ -6,7 +6,14 @@ from memfit.errors import UsageError
 
 DEFAULT_LOGICAL_BATCH = 8
 """Examples of the physical batch unless the user says otherwise: small, and with uneven splits."""
+FEWEST = 3
+"""Examples where that many take long: still with an uneven split, 2+1."""
 _LEAST = 2
+
+
+def default_logical_batch(microbatch: int | None) -> int:
+    """Return the examples of the physical batch where they are not named."""
+    return DEFAULT_LOGICAL_BATCH if microbatch is None else 4 * max(1, microbatch)
 
 
 def choose_splits(logical_batch: int, microbatch: int | None) -> tuple[tuple[int, ...], ...]:

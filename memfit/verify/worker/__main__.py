@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from memfit.errors import MemfitError, UsageError
@@ -18,7 +19,8 @@ from memfit.trial.nursery import die_with_parent
 from memfit.verification import Finding
 from memfit.verify.events import Expected
 from memfit.verify.findings import decide
-from memfit.verify.protocol import REPORT, Failure, Report, Task, read_task, write
+from memfit.verify.protocol import REPORT, TASK, Failure, Report, Task, read_task, write
+from memfit.verify.splits import default_logical_batch
 from memfit.verify.worker.loops import find_loop, watch_groups, watch_script
 from memfit.verify.worker.replicas import start_replicas
 from memfit.verify.worker.subject import Subject
@@ -100,10 +102,10 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
     tell(f"importing {task.target}")
     run_group = find_loop(task.target)
     found: list[Finding] = []
-    assert task.logical_batch is not None
     if run_group is not None:
-        microbatch = task.microbatch or max(1, task.logical_batch // 4)
-        steps = -(-task.logical_batch // microbatch)
+        size = task.logical_batch or default_logical_batch(task.microbatch)
+        microbatch = task.microbatch or max(1, size // 4)
+        steps = -(-size // microbatch)
         tell(f"watching run_group({microbatch}, {steps})")
         found, report.loop = watch_groups(
             run_group,
@@ -125,13 +127,16 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
     report.workload = loaded.info.name
     report.sha256 = loaded.info.sha256
     report.parameters = dict(loaded.info.parameters)
-    report.logical_batch = task.logical_batch
     tell("building the model")
     subject = Subject(loaded, task.device, task.seed)
-    checked = WorkloadCheck(subject, task.logical_batch, task.microbatch, tell).run()
+    checked = WorkloadCheck(
+        subject, task.logical_batch, task.microbatch, tell, fewest=task.replicas + 1
+    ).run()
+    report.logical_batch = checked.logical_batch
     found += checked.findings
     if task.replicas > 1:
         tell(f"{task.replicas} replicas over gloo")
+        write(folder / TASK, msgspec.structs.replace(task, logical_batch=checked.logical_batch))
         ranks = start_replicas(task, folder, frozen=frozen_names(subject))
         report.replicas = ranks.check
         found += ranks.findings

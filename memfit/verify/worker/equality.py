@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,10 +19,6 @@ from memfit.verify.worker.subject import NoStep, Subject, Update
 Held = Literal["draws", "statistics"]
 
 _STEP_MARGIN = 8.0
-_LONG_S = 5.0
-"""A pass that takes longer is worth a hint."""
-_PASSES = 8
-"""Passes over all examples that follow the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +48,7 @@ class Equality:
         terms: int,
         held: Sequence[Held],
         tell: Callable[[str], None],
+        known: tuple[Gradient, float] | None = None,
     ) -> None:
         """Prepare comparisons.
 
@@ -64,6 +60,7 @@ class Equality:
             terms: Terms that an entry of a gradient sums at most.
             held: What is held still on both sides.
             tell: Told what is being done.
+            known: Gradient and loss of the physical batch, where they are known.
         """
         self._subject = subject
         self._batch = batch
@@ -78,20 +75,14 @@ class Equality:
         """The most steps that the optimizer's own state counts after one group."""
         self.accumulated_loss = math.nan
         """Loss of the group that was compared last."""
-        self.measure()
+        self.measure(known)
 
-    def measure(self) -> None:
-        """Compute the physical batch, with what is held still now."""
-        self._tell(f"the physical batch in {self._dtype}")
+    def measure(self, known: tuple[Gradient, float] | None = None) -> None:
+        """Compute the physical batch, with what is held still now, unless it is known."""
+        if known is None:
+            self._tell(f"the physical batch in {self._dtype}")
         self._expected: _Step | None = None
-        began = time.monotonic()
-        self.whole, self.loss = self._physical(self._batch)
-        took = time.monotonic() - began
-        if took > _LONG_S:
-            self._tell(
-                f"one pass took {took:.0f} s, and about {_PASSES} follow: --set scales a workload "
-                "down, and -B the batch"
-            )
+        self.whole, self.loss = self._physical(self._batch) if known is None else known
         self.scale = norm(self.whole) or 1.0
         self.in_float32: Gradient | None = None
         self._amplification: float | None = None
@@ -143,6 +134,7 @@ class Equality:
         optimizer = self._subject.optimizer() if step else NoStep()
         update = self._accumulate(sizes, optimizer)
         self.state_steps = max(self.state_steps, _state_steps(optimizer))
+        del optimizer  # its state is as large as the model
         self.accumulated_loss = update.loss
         if not is_finite(update.gradient):
             return None
@@ -158,16 +150,18 @@ class Equality:
             worst_error=apart.worst_error,
             step_error=step_error,
             step_tolerance=step_limit,
-            visible=self._visible(update, self.tolerance()),
+            visible=self._visible(update, self._dtype),
         )
 
-    def _visible(self, update: Update, limit: float) -> float | None:
+    def _visible(self, update: Update, dtype: str) -> float | None:
         """Return the smallest error in the weight of one microbatch that would have been found.
 
-        Twice the tolerance, so that it shows even where rounding takes off as much as it may.
+        Twice the tolerance, so that it shows even where rounding takes off as much as it may. What
+        adds nothing in float32 may have been lost in rounding; in float64 it has no gradient.
         """
-        least = min((c for c in update.contributions if c > 0), default=None)
-        return None if least is None else 2 * limit * self.scale / least
+        lost = UNIT_ROUNDOFF[dtype] * self.scale if dtype == "float32" else 0.0
+        least = min((c for c in (c or lost for c in update.contributions) if c > 0), default=None)
+        return None if least is None else 2 * self.tolerance(dtype) * self.scale / least
 
     def split_in_float32(self, sizes: Sequence[int]) -> Comparison | None:
         """Compare one split in float32 with the physical batch in float32."""
@@ -186,7 +180,7 @@ class Equality:
             tolerance=self.tolerance("float32"),
             worst_parameter=apart.worst_parameter,
             worst_error=apart.worst_error,
-            visible=self._visible(update, self.tolerance("float32")),
+            visible=self._visible(update, "float32"),
         )
 
     def _accumulate(self, sizes: Sequence[int], optimizer: Any) -> Update:
@@ -229,8 +223,12 @@ class Equality:
         )
 
 
-def works_in_float64(subject: Subject, batch: Any) -> bool:
-    """Whether the model runs in float64; it is in float32 afterwards."""
+def in_float64(subject: Subject, batch: Any) -> tuple[Gradient, float] | None:
+    """Return gradient and loss of a batch in float64; the model is in float32 afterwards.
+
+    Returns:
+        Them, or None where the model does not run in float64.
+    """
     try:
         subject.use(torch.float64)
         with Draws(still=True):
@@ -238,13 +236,12 @@ def works_in_float64(subject: Subject, batch: Any) -> bool:
             value.backward()  # type: ignore[no-untyped-call]
         gradient = subject.gradient()
     except Exception:  # noqa: BLE001 - whatever it is, float32 is the answer
-        return False
+        return None
     else:
-        return bool(
-            value.dtype is torch.float64
-            and torch.isfinite(value)
-            and all(g.dtype is torch.float64 for g in gradient.values())
-        )
+        wide = value.dtype is torch.float64 and bool(torch.isfinite(value))
+        if not wide or any(g.dtype is not torch.float64 for g in gradient.values()):
+            return None
+        return gradient, float(value.detach())
     finally:
         subject.use(torch.float32)
 

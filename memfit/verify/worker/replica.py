@@ -27,7 +27,7 @@ from memfit.verify.judge import judge
 from memfit.verify.protocol import Task, read_task
 from memfit.verify.tolerance import UNIT_ROUNDOFF, tolerance
 from memfit.verify.worker import places
-from memfit.verify.worker.equality import works_in_float64
+from memfit.verify.worker.equality import in_float64
 from memfit.verify.worker.examples import Splitter
 from memfit.verify.worker.gradients import Gradient, difference, norm
 from memfit.verify.worker.loops import run_watched
@@ -90,7 +90,7 @@ def _compare(task: Task, folder: Path) -> Ranks | None:
     splitter = Splitter(batch, size, subject.batch(size - 1), size - 1)
     names = set(msgspec.json.decode((folder / FROZEN).read_bytes(), type=list[str]))
     subject.frozen = frozenset(m for n, m in subject.model.named_modules() if n in names)
-    dtype = "float64" if works_in_float64(subject, batch) else "float32"
+    dtype = "float32" if in_float64(subject, batch) is None else "float64"
     subject.use(torch.float32)
     with Draws(still=True):
         rough, _ = subject.physical(batch)

@@ -32,12 +32,24 @@ class Mixer:
 
 
 class MixerSearch:
-    """Hooks on every module of a model, while the context lasts."""
+    """Hooks on the modules of a model, while the context lasts."""
 
-    def __init__(self, model: torch.nn.Module, examples: int) -> None:
-        """Prepare for a forward pass over a batch of this many examples."""
+    def __init__(self, model: torch.nn.Module, examples: int, *, inside: bool) -> None:
+        """Prepare for a forward pass over a batch of this many examples.
+
+        Args:
+            model: The model.
+            examples: Examples of the batch.
+            inside: Whether to look at every module, and not only at those that the loss calls:
+                each one that holds others is then run again as often as it is nested.
+        """
         self._model = model
         self._examples = examples
+        self._inside = inside
+        self._depth = 0
+        self.conclusive = True
+        """Whether all that the loss called could be compared, so that nothing mixes where nothing
+        was found."""
         self._busy = False
         self._found: dict[torch.nn.Module, Mixer] = {}
         self._names = {module: name for name, module in model.named_modules()}
@@ -46,9 +58,12 @@ class MixerSearch:
     def __enter__(self) -> Self:
         """Hook in."""
         for module in self._names:
-            self._handles.append(
-                module.register_forward_hook(self._look, with_kwargs=True, prepend=False)
-            )
+            self._handles += [
+                module.register_forward_pre_hook(self._enter),
+                module.register_forward_hook(
+                    self._look, with_kwargs=True, prepend=False, always_call=True
+                ),
+            ]
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -65,16 +80,22 @@ class MixerSearch:
             and not any(child in self._found for child in module.modules() if child is not module)
         )
 
+    def _enter(self, _module: torch.nn.Module, _args: Any) -> None:
+        self._depth += not self._busy
+
     def _look(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._busy or module in self._found:
+        if self._busy:
+            return
+        self._depth -= 1
+        if module in self._found or (self._depth and not self._inside):
             return
         self._busy = True
         buffers = [(b, b.clone()) for b in module.buffers()]
         try:
             with torch.no_grad():
                 self._compare(module, args, kwargs, output)
-        except Exception:  # noqa: BLE001, S110 - a half that a module does not take shows nothing
-            pass
+        except Exception:  # noqa: BLE001 - a half that a module does not take shows nothing
+            self.conclusive = False
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:
@@ -84,14 +105,17 @@ class MixerSearch:
     def _compare(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         rows = next((t.shape[0] for t in _tensors((args, kwargs)) if t.ndim), 0)
         if rows < self._examples or rows % self._examples:
+            self.conclusive = False
             return
         kept = self._examples // 2 * (rows // self._examples)
         half = module.forward(*_head(args, rows, kept), **_head(kwargs, rows, kept))
+        compared = False
         for whole, part in zip(_tensors(output), _tensors(half), strict=True):
             if not whole.ndim or whole.shape[0] != rows or part.shape[0] != kept:
                 continue
             if not whole.is_floating_point():
                 continue
+            compared = True
             expected = whole[:kept]
             size = float(expected.double().norm()) or 1.0
             change = float((part.double() - expected.double()).norm()) / size
@@ -103,6 +127,7 @@ class MixerSearch:
                     change=change,
                 )
                 return
+        self.conclusive &= compared
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

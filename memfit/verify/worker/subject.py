@@ -23,10 +23,11 @@ class Update:
 
     gradient: Gradient
     parameters: dict[str, torch.Tensor]
-    """Trainable parameters after the step."""
+    """Trainable parameters after the step; empty where none was made."""
     loss: float
     contributions: tuple[float, ...]
-    """What each microbatch added to the gradient: the norm of the parameter's it added most to."""
+    """What each microbatch that has elements added to the gradient: the norm of what it added to
+    the parameter to which it added most."""
 
 
 class Subject:
@@ -35,6 +36,7 @@ class Subject:
     def __init__(self, loaded: LoadedWorkload, device: str, seed: int) -> None:
         """Build the workload and its model."""
         self.device = torch.device(device)
+        self.info = loaded.info
         self._seed = seed
         self.dtype = torch.float32
         torch.manual_seed(seed)
@@ -102,11 +104,18 @@ class Subject:
         return map_tensors(batch, lambda t: t.to(self.dtype) if t.is_floating_point() else t)
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """Compute the workload's loss of a batch."""
+        """Compute the workload's loss of a batch, with its graph."""
+        value = self.value(batch)
+        with user_code("loss() failed"):
+            return check_loss(value)
+
+    def value(self, batch: Any) -> torch.Tensor:
+        """Compute the workload's loss of a batch; it has no graph where gradients are off."""
         widened: Any = Widening if self.dtype is torch.float64 else contextlib.nullcontext
         with user_code("loss() failed"), widened():
             model = self.model if self.wrapped is None else self.wrapped
-            return check_loss(self.workload.loss(model, self.cast(batch)))
+            made: torch.Tensor = self.workload.loss(model, self.cast(batch))
+        return made
 
     def counts(self, parts: Sequence[Any], sizes: Sequence[int]) -> list[int]:
         """Return the elements of each microbatch: what `count` says, or its examples."""
@@ -185,9 +194,9 @@ class Subject:
             )
         return Update(
             gradient=gradient,
-            parameters=self.parameters(),
+            parameters={} if isinstance(optimizer, NoStep) else self.parameters(),
             loss=float(outcome.loss),
-            contributions=tuple(contributions),
+            contributions=tuple(c for c, n in zip(contributions, counts, strict=True) if n),
         )
 
     def step_from(self, gradient: Gradient) -> dict[str, torch.Tensor]:

@@ -16,12 +16,13 @@ from memfit.verify.findings import finding
 from memfit.verify.splits import choose_splits
 from memfit.verify.worker import places
 from memfit.verify.worker.causes import explain
-from memfit.verify.worker.equality import Equality, works_in_float64
+from memfit.verify.worker.equality import Equality, in_float64
 from memfit.verify.worker.examples import CannotSplit, Splitter
-from memfit.verify.worker.gradients import difference, is_finite
+from memfit.verify.worker.gradients import Gradient, difference, is_finite
 from memfit.verify.worker.lossgraph import LossReading, read_loss
 from memfit.verify.worker.nature import loss_nature
 from memfit.verify.worker.randomness import Draw, Draws, OtherGenerators
+from memfit.verify.worker.sizing import choose_size, fits_in_float64
 from memfit.verify.worker.state import Mixer, MixerSearch, SizeWatch
 from memfit.verify.worker.subject import NoStep, Subject
 
@@ -40,6 +41,8 @@ _SAME_LOSS = 1e-5
 class Checked:
     """What checking a workload led to."""
 
+    logical_batch: int = 0
+    """Examples that were compared."""
     findings: list[Finding] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     loss: LossNature | None = None
@@ -50,21 +53,32 @@ class WorkloadCheck:
     """One check of one workload."""
 
     def __init__(
-        self, subject: Subject, logical_batch: int, microbatch: int | None, tell: Tell
+        self,
+        subject: Subject,
+        logical_batch: int | None,
+        microbatch: int | None,
+        tell: Tell,
+        *,
+        fewest: int = 0,
     ) -> None:
         """Prepare a check.
 
         Args:
             subject: The workload and its model.
-            logical_batch: Examples of the physical batch.
+            logical_batch: Examples of the physical batch; None for as many as do not take long.
             microbatch: Examples of a microbatch of the equal split; None for a quarter.
             tell: Told what is being done, in a few words.
+            fewest: Examples that there have to be, at least.
         """
         self._subject = subject
-        self._size = logical_batch
-        self._splits = choose_splits(logical_batch, microbatch)
         self._tell = tell
         self._result = Checked()
+        if logical_batch is None:
+            chosen = choose_size(subject, fewest, tell)
+            self._result.notes += [chosen.note] if chosen.note else []
+            logical_batch = chosen.size
+        self._result.logical_batch = self._size = logical_batch
+        self._splits = choose_splits(logical_batch, microbatch)
         self._draws: tuple[Draw, ...] = ()
         self._terms = 1
         self._changed: dict[str, float] = {}
@@ -80,18 +94,27 @@ class WorkloadCheck:
         if splitter is None:
             self._find_moving_buffers(set())
         elif self._counts_are_sound(batch, splitter):
-            in64 = works_in_float64(subject, batch)
-            if not in64:
-                self._result.notes.append(
-                    "the model does not run in float64, so that everything is compared in float32"
-                )
+            known = self._in_float64(batch)
             try:
-                subject.use(torch.float64 if in64 else torch.float32)
-                self._compare("float64" if in64 else "float32", batch, splitter)
+                subject.use(torch.float32 if known is None else torch.float64)
+                self._compare(batch, splitter, known)
             finally:
                 subject.use(torch.float32)
             self._find_draws(batch, splitter)
         return self._result
+
+    def _in_float64(self, batch: Any) -> tuple[Gradient, float] | None:
+        """Compute the physical batch in float64, or say why not."""
+        if not fits_in_float64(self._subject):
+            why = "there is too little memory to compare in float64"
+        else:
+            self._tell("the physical batch in float64")
+            made = in_float64(self._subject, batch)
+            if made is not None:
+                return made
+            why = "the model does not run in float64"
+        self._result.notes.append(f"{why}, so that everything is compared in float32")
+        return None
 
     def _find(self, code: str, evidence: str, place: Place | None = None) -> None:
         self._result.findings.append(finding(code, evidence, place=place))
@@ -134,7 +157,7 @@ class WorkloadCheck:
         others.restore()
         subject.reset()
         with torch.no_grad():
-            second = float(subject.workload.loss(subject.model, subject.cast(batch)).detach())
+            second = float(subject.value(batch))
         if abs(first - second) > _SAME_LOSS * max(abs(first), abs(second)):
             self._find(
                 "MF304",
@@ -209,7 +232,10 @@ class WorkloadCheck:
 
     # -- equality ----------------------------------------------------------------------------
 
-    def _compare(self, dtype: str, batch: Any, splitter: Splitter) -> None:
+    def _compare(
+        self, batch: Any, splitter: Splitter, known: tuple[Gradient, float] | None
+    ) -> None:
+        dtype = "float32" if known is None else "float64"
         result, subject = self._result, self._subject
         equality = Equality(
             subject,
@@ -219,6 +245,7 @@ class WorkloadCheck:
             terms=self._terms,
             held=["draws"] if self._draws else [],
             tell=self._tell,
+            known=known,
         )
         mixers = self._mixers(batch)
         live = self._live_error(equality) if mixers else 0.0
@@ -321,10 +348,16 @@ class WorkloadCheck:
         """Look for layers that mix examples."""
         subject = self._subject
         self._tell("looking for layers that mix examples")
-        subject.reset()
-        with Draws(still=True), MixerSearch(subject.model, self._size) as search, torch.no_grad():
-            subject.workload.loss(subject.model, subject.cast(batch))
-        return search.found()
+        found: tuple[Mixer, ...] = ()
+        for inside in (False, True):
+            subject.reset()
+            search = MixerSearch(subject.model, self._size, inside=inside)
+            with Draws(still=True), search, torch.no_grad():
+                subject.value(batch)
+            found = search.found()
+            if search.conclusive and not found:
+                break
+        return found
 
     def _hold(self, mixers: tuple[Mixer, ...], equality: Equality, live: float) -> None:
         """Put layers that mix examples into eval mode, and say what they make of the gradient."""

@@ -1,0 +1,109 @@
+"""How much is compared: fewer examples where a pass takes long, float32 where memory is short."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from memfit.errors import WorkloadError
+from memfit.units import format_bytes
+from memfit.verify.splits import DEFAULT_LOGICAL_BATCH, FEWEST, choose_splits
+from memfit.verify.worker.randomness import Draws
+from memfit.verify.worker.subject import Subject
+
+_TIMED = 2
+"""Examples of the pass that is timed; batch normalisation refuses a single one."""
+_SOON_S = 60.0
+"""A check that would take longer is made of fewer examples."""
+_ONCE, _EACH_SPLIT = 8, 2
+"""Passes in float32 that a check is worth, and those of each split; one in float64 is worth two."""
+_COPIES = 11
+"""Numbers that are held for each parameter at the same time, at most: it, its gradient and first
+state, gradients and parameters to compare with, and two moments of an optimizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """How many examples are compared."""
+
+    size: int
+    note: str | None = None
+    """Why they are fewer than usual."""
+
+
+def choose_size(subject: Subject, fewest: int, tell: Callable[[str], None]) -> Chosen:
+    """Time one pass, and choose how many examples are compared.
+
+    Args:
+        subject: The workload and its model.
+        fewest: Examples that there have to be, at least.
+        tell: Told what is being done, and how long it will take where that is long.
+    """
+    tell(f"timing a forward and backward pass of {_TIMED} examples")
+    batch = subject.batch(_TIMED)
+    began = time.monotonic()
+    with Draws(still=True):
+        subject.physical(batch)
+    took = time.monotonic() - began
+    if _seconds(took, DEFAULT_LOGICAL_BATCH) <= _SOON_S:
+        return Chosen(size=DEFAULT_LOGICAL_BATCH)
+    size = max(FEWEST, fewest)
+    note = (
+        f"{size} examples are compared instead of {DEFAULT_LOGICAL_BATCH}, for a pass of {_TIMED} "
+        f"took {took:.1f} s"
+    )
+    tell(f"note: {note}: about {_minutes(_seconds(took, size))} in all; {how_to_scale(subject)}")
+    return Chosen(size=size, note=note)
+
+
+def _seconds(took: float, size: int) -> float:
+    """Estimate a whole check from a pass of a few examples."""
+    return took / _TIMED * size * (_ONCE + _EACH_SPLIT * len(choose_splits(size, None)))
+
+
+def _minutes(seconds: float) -> str:
+    minute = 60
+    return f"{seconds:.0f} s" if seconds < 2 * minute else f"{seconds / minute:.0f} minutes"
+
+
+def how_to_scale(subject: Subject) -> str:
+    """Say which parameters of the workload could make it smaller."""
+    sizes = [
+        f"{name}={value}"
+        for name, value in subject.info.parameters.items()
+        if isinstance(value, int) and not isinstance(value, bool) and value > 1
+    ]
+    if not sizes:
+        return (
+            "a smaller model shows the same, and the workload has no parameter that --set makes so"
+        )
+    return f"a smaller model shows the same: --set ({', '.join(sizes)})"
+
+
+def fits_in_float64(subject: Subject) -> bool:
+    """Whether there is memory for comparing in float64.
+
+    Raises:
+        WorkloadError: When there is none for float32 either.
+    """
+    number = sum(p.numel() for p in subject.model.parameters())
+    free = _free_bytes(subject.device)
+    if number * 8 * _COPIES <= free:
+        return True
+    if number * 4 * _COPIES <= free:
+        return False
+    raise WorkloadError(
+        f"comparing {number:,} parameters takes about {format_bytes(number * 4 * _COPIES)} in "
+        f"float32, and {format_bytes(free)} are free",
+        hint=how_to_scale(subject),
+    )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
