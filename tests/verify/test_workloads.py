@@ -130,6 +130,20 @@ def test_what_a_wrong_weight_would_have_to_be_is_said_and_is_true(tmp_path: Path
     assert outcome(found) is Outcome.DIFFERENT
 
 
+@pytest.mark.parametrize("examples", [2, 3])
+def test_a_layer_that_refuses_half_of_the_batch_is_found_all_the_same(
+    examples: int, tmp_path: Path
+) -> None:
+    source = REFERENCE.replace(
+        "nn.Linear(16, 1)", "nn.Sequential(nn.Linear(16, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))"
+    )
+    found = check(tmp_path, source, logical_batch=examples)
+
+    assert codes(found) == ["MF301"]
+    assert "1 layer changed" in found.findings[0].evidence
+    assert all(c.equal for c in found.comparisons)
+
+
 BROKEN = {
     "MF106": (
         REFERENCE.replace(

@@ -1,7 +1,8 @@
 """Layers whose output for one example depends on the others, found by what they do.
 
-Every module is run a second time on half of its own input, at the moment of its call: when the
-half's output differs from the same half of the whole output, the module mixes examples.
+Every module is run a second time on half of its own input, at the moment of its call (or with other
+neighbours, where it refuses a half): when the half's output differs from the same half of the whole
+output, the module mixes examples.
 """
 
 from __future__ import annotations
@@ -108,17 +109,21 @@ class MixerSearch:
             self.conclusive = False
             return
         kept = self._examples // 2 * (rows // self._examples)
-        half = module.forward(*_head(args, rows, kept), **_head(kwargs, rows, kept))
+        try:
+            half = module.forward(*_head(args, rows, kept), **_head(kwargs, rows, kept))
+        except Exception:  # noqa: BLE001 - as batch normalisation refuses a single value
+            args, kwargs = _others(args, rows, kept), _others(kwargs, rows, kept)
+            half = module.forward(*args, **kwargs)
         compared = False
         for whole, part in zip(_tensors(output), _tensors(half), strict=True):
-            if not whole.ndim or whole.shape[0] != rows or part.shape[0] != kept:
+            if not whole.ndim or whole.shape[0] != rows or part.shape[0] not in (kept, rows):
                 continue
             if not whole.is_floating_point():
                 continue
             compared = True
             expected = whole[:kept]
             size = float(expected.double().norm()) or 1.0
-            change = float((part.double() - expected.double()).norm()) / size
+            change = float((part[:kept].double() - expected.double()).norm()) / size
             if change > _FAR:
                 self._found[module] = Mixer(
                     name=self._names[module],
@@ -148,6 +153,19 @@ def _head(value: Any, rows: int, kept: int) -> Any:
         return {key: _head(item, rows, kept) for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return type(value)(_head(item, rows, kept) for item in value)
+    return value
+
+
+def _others(value: Any, rows: int, kept: int) -> Any:
+    """Give the kept rows other neighbours: copies of the first of them."""
+    if isinstance(value, torch.Tensor):
+        if not value.ndim or value.shape[0] != rows:
+            return value
+        return torch.cat((value[:kept], value[:1].expand(rows - kept, *value.shape[1:]))).detach()
+    if isinstance(value, dict):
+        return {key: _others(item, rows, kept) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(_others(item, rows, kept) for item in value)
     return value
 
 
