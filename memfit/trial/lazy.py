@@ -7,7 +7,8 @@ is nothing to keep out of. Device memory does not differ. Host memory does, so t
 device do without the stand-in.
 
 Where a trial asks for more, it ends with `NEEDS_COMPILER`; the nursery imports the compiler once
-and the trial is started again.
+and the trial is started again. So it is with the part of it that writes code for GPUs, `NEEDS_BACKEND`,
+which takes as long again.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 NEEDS_COMPILER = 75
 """Exit status of a trial that has to be started again, with the compiler imported."""
+NEEDS_BACKEND = 76
+"""The same, with the compiler's backend imported."""
 _NAME = "torch._dynamo"
 _CONFIG = f"{_NAME}.config"
 _INDUCTOR = "torch._inductor"
+_BACKEND = f"{_INDUCTOR}.compile_fx"
 
 
 def install() -> None:
@@ -42,6 +46,14 @@ def install() -> None:
     sys.meta_path.insert(0, stand_in.finder)
 
 
+def import_missing(exit_code: int) -> None:
+    """Import what a trial lacked, where that is why it ended."""
+    if exit_code == NEEDS_COMPILER:
+        import_compiler()
+    elif exit_code == NEEDS_BACKEND:
+        importlib.import_module(_BACKEND)
+
+
 def import_compiler() -> None:
     """Import the compiler now, where only the stand-in is there."""
     found = sys.modules.get(_NAME)
@@ -54,6 +66,8 @@ def end_instead_of_importing() -> None:
     found = sys.modules.get(_NAME)
     if isinstance(found, _StandIn):
         found.trial = os.getpid()
+    if _BACKEND not in sys.modules:
+        sys.meta_path.insert(0, _BackendFinder())
 
 
 def memory_snapshot() -> Any:
@@ -115,9 +129,7 @@ class _StandIn(ModuleType):
         """Import the compiler in the place of this module."""
         if self.real is None and sys.modules.get(_NAME) is self:
             if self.trial == os.getpid():
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(NEEDS_COMPILER)
+                _end(NEEDS_COMPILER)
             del sys.modules[_NAME]
             if self.finder in sys.meta_path:
                 sys.meta_path.remove(self.finder)
@@ -152,6 +164,27 @@ class _Finder:
         if name in sys.modules:
             return importlib.machinery.ModuleSpec(name, _Imported(sys.modules[name]))  # type: ignore[arg-type]
         return importlib.machinery.PathFinder.find_spec(name, package.__path__, target)
+
+
+class _BackendFinder:
+    """Ends the trial where it would import the compiler's backend for itself alone."""
+
+    def __init__(self) -> None:
+        self._trial = os.getpid()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        """Find nothing; the trial's own children go on by themselves."""
+        del path, target
+        if name == _BACKEND and os.getpid() == self._trial:
+            _end(NEEDS_BACKEND)
+
+
+def _end(exit_code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 class _Imported:

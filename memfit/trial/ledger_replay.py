@@ -18,6 +18,8 @@ _MIN_BLOCK = 512
 """kMinBlockSize."""
 _SMALL_SEGMENT = 2 * MIB
 """kSmallBuffer: the size of every segment of the small pool, whose blocks are always split."""
+_MOVES = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free"}
+"""Entries of a history that say what becomes of memory."""
 _UNSPLIT = MIB
 """kSmallSize: a large block keeps what would leave no more than this."""
 
@@ -193,7 +195,10 @@ def replay(trace: Iterable[Mapping[str, Any]], rules: Rules) -> History:
     history = History(blocks=[], levels=[0])
     moment, level = 0, 0
     for entry in trace:
-        address, action = entry["addr"], entry["action"]
+        action = entry["action"]
+        if action not in _MOVES:
+            continue  # such as a refused request, which has no address
+        address = entry["addr"]
         if action == "alloc":
             size, is_small = space.take(address, entry["size"])
             left = size - rules.round(entry["size"])
@@ -218,10 +223,8 @@ def replay(trace: Iterable[Mapping[str, Any]], rules: Rules) -> History:
         elif action == "segment_alloc":
             space.add(address, entry["size"])
             continue
-        elif action == "segment_free":
-            space.remove(address, entry["size"])
-            continue
         else:
+            space.remove(address, entry["size"])
             continue
         moment += 1
         history.levels.append(level)

@@ -240,7 +240,8 @@ def _fork_trial(channel: Channel, loaded: LoadedWorkload, request: RunTrial) -> 
             channel.close()
             os.setpgid(0, 0)
             die_with_parent()
-            lazy.end_instead_of_importing()
+            if control.active():
+                lazy.end_instead_of_importing()
             _become_worker(loaded, request)
         finally:
             os._exit(70)
@@ -252,8 +253,7 @@ def _fork_trial(channel: Channel, loaded: LoadedWorkload, request: RunTrial) -> 
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 code = os.waitstatus_to_exitcode(status)
-                if code == lazy.NEEDS_COMPILER:
-                    lazy.import_compiler()
+                lazy.import_missing(code)
                 channel.send(Ended(exit_code=code))
                 return
             channel.receive(_POLL_S)  # the parent says nothing now; its end raises EOFError

@@ -25,7 +25,7 @@ from memfit.trial import stacks
 from memfit.trial.classify import Ending, classify, helpers_lost
 from memfit.trial.host import HostWatch
 from memfit.trial.lane import Lane
-from memfit.trial.lazy import NEEDS_COMPILER
+from memfit.trial.lazy import NEEDS_BACKEND, NEEDS_COMPILER
 from memfit.trial.protocol import (
     OUTPUT,
     CardTaken,
@@ -200,9 +200,10 @@ class TrialRunner:
         self._nursery = nursery
         try:
             ending = self._watch(nursery, spec, folder, reads, started)
-            if ending.exit_code == NEEDS_COMPILER:  # the nursery has it by now
-                (folder / OUTPUT).unlink(missing_ok=True)
-                ending = self._watch(nursery, spec, folder, reads, started)
+            for lacked in (NEEDS_COMPILER, NEEDS_BACKEND):
+                if ending.exit_code == lacked:  # the nursery has it by now
+                    (folder / OUTPUT).unlink(missing_ok=True)
+                    ending = self._watch(nursery, spec, folder, reads, started)
         except BaseException:
             nursery.idle = False
             self.close()

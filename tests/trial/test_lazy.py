@@ -76,6 +76,21 @@ CASES = {
     torch._dynamo.reset()
     show("imported")
 """,
+    "backend": """
+    lazy.import_compiler()
+    lazy.end_instead_of_importing()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    show("compiled")
+    torch.compile(lambda x: x + 1)(torch.ones(2))
+    show("imported")
+""",
+    "backend there": """
+    lazy.import_missing(lazy.NEEDS_COMPILER)
+    lazy.import_missing(lazy.NEEDS_BACKEND)
+    lazy.end_instead_of_importing()
+    import torch._inductor.compile_fx
+    show("imported")
+""",
 }
 
 
@@ -113,3 +128,11 @@ def test_a_trial_ends_where_the_compiler_would_have_to_be_imported(
 ) -> None:
     assert seen["trial"] == ["trained"]
     assert seen["trial ended"] == [75]
+
+
+def test_a_trial_ends_where_the_compilers_backend_would_have_to_be_imported(
+    seen: dict[str, list[Any]],
+) -> None:
+    assert seen["backend"] == ["compiled"]
+    assert seen["backend ended"] == [76]
+    assert seen["backend there"] == ["imported"]

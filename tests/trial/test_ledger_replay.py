@@ -54,6 +54,13 @@ def test_small_blocks_are_always_split():
     assert replay(trace, Rules()).blocks[0].size_bytes == SMALL - 512
 
 
+def test_a_refused_request_moves_nothing():
+    refused = {"action": "oom", "device_free": 0, "size": 40 * MIB, "stream": 0}
+    trace = [entry("segment_alloc", 0, SMALL), entry("alloc", 0, 512), refused, *freed(0)]
+
+    assert replay(trace, Rules()).levels == [0, 512, 0]
+
+
 def test_blocks_above_the_split_limit_are_handed_out_whole():
     trace = [entry("segment_alloc", 0, LARGE), entry("alloc", 0, 12 * MIB)]
 

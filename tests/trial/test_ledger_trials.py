@@ -14,6 +14,7 @@ from memfit import virtual
 from memfit.records import DeviceKind, DeviceSpec, Precision, Split, TrialSpec, Verdict
 from memfit.trial.ledger_recorder import LedgerRecorder
 from memfit.trial.runner import TrialRunner
+from memfit.units import GIB
 
 pytestmark = pytest.mark.virtual
 ROOT = Path(__file__).parents[2]
@@ -206,6 +207,17 @@ def test_replicas_sum_too(places):
 
 def test_what_reads_unknown_values_sums_too(places):
     assert_sums(*pair(places, spec(7)))
+
+
+def test_a_trial_that_survives_refused_requests_sums_too():
+    """cuDNN's larger workspaces are refused where memory is short, and smaller ones are taken."""
+    tight = replace(DEVICE, limit_bytes=3 * GIB)
+    asked = replace(spec(51, groups=3), device=tight, precision=Precision.BF16)
+    with opened(ROOT / "examples/resnet50.py") as runner:
+        measured, noted = pair(runner, asked)
+
+    assert any(p.alloc_retries for p in measured.devices[0].phases)
+    assert_sums(measured, noted)
 
 
 def test_the_cpu_has_no_ledger():
