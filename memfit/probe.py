@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from memfit.afterwards import UNLIMITED_BYTES, Afterwards, may_be_fragmented
@@ -22,7 +24,8 @@ from memfit.errors import (
 )
 from memfit.explain import disagreements, limits_of, nothing_fits, noticed, workload_error
 from memfit.folder import ProbeFolder
-from memfit.outcomes import unrepeated
+from memfit.foresight import foresee
+from memfit.outcomes import Outcome, unrepeated
 from memfit.question import (
     MOST_TRIALS,
     ProbeListener,
@@ -58,6 +61,7 @@ from memfit.search import (
 )
 from memfit.story import tell
 from memfit.trial.lane import Lane
+from memfit.trial.pool import Following, TrialPool, nothing
 from memfit.trial.protocol import Ready
 from memfit.trial.runner import TrialRunner
 from memfit.verify.store import find as find_verification
@@ -69,6 +73,7 @@ _LOAD_TIMEOUT_S = 900.0
 _LEDGER_MICROBATCHES = 3
 """Microbatches of a group in which allocations are noted; further ones are nearly always alike, and
 noting takes several times as long as running."""
+_LEDGER_SHORT = (LEAST_GROUPS, _LEDGER_MICROBATCHES)
 _LEDGER_WHOLE = 16
 """Longest group that is noted as a whole where fewer microbatches have other peaks."""
 
@@ -126,8 +131,12 @@ def run_probe(
                 Path("reports") / f"{_slug(ready.workload.name)}-{device.slug}",
                 force=request.force,
             )
-            probe = _Probe(request, listener, runner, ready, device, folder, sizes, started)
-            return probe.run(), folder
+            beside = (
+                device.kind is DeviceKind.VIRTUAL and lane is None and request.time_budget_s is None
+            )
+            with TrialPool(runner, side_by_side=beside) as pool:
+                probe = _Probe(request, listener, pool, ready, device, folder, sizes, started)
+                return probe.run(), folder
         except KeyboardInterrupt:
             runner.close()
             kept = folder is not None and folder.unfinished() is not None
@@ -153,7 +162,7 @@ class _Probe:
         self,
         request: ProbeRequest,
         listener: ProbeListener,
-        runner: TrialRunner,
+        pool: TrialPool,
         ready: Ready,
         device: DeviceSpec,
         folder: ProbeFolder,
@@ -162,7 +171,7 @@ class _Probe:
     ) -> None:
         self._request = request
         self._listener = listener
-        self._runner = runner
+        self._pool = pool
         self._workload = ready.workload
         self._environment = ready.environment
         self._folder = folder
@@ -175,7 +184,7 @@ class _Probe:
             chosen is AllocatorChoice.AUTO and device.kind is DeviceKind.VIRTUAL
         )
         self._afterwards = Afterwards(
-            run=runner.run, listener=listener, time_is_up=lambda: self._time_is_up
+            run=pool.run, listener=listener, time_is_up=lambda: self._time_is_up
         )
         self._spec = ProbeSpec(
             target=request.target,
@@ -215,7 +224,7 @@ class _Probe:
                 decision = self._decide_in_haste(decision)
             match decision:
                 case Ask():
-                    self._run(self._asked_for(decision))
+                    self._run(self._asked_for(decision), partial(self._foreseen, decision))
                 case Found():
                     return self._answer(decision)
                 case NoFit() if self._may_fit_otherwise():
@@ -237,10 +246,10 @@ class _Probe:
                         "and run the same command again",
                     )
 
-    def _decide(self, max_trials: int) -> Decision:
+    def _decide(self, max_trials: int, outcomes: Sequence[Outcome] | None = None) -> Decision:
         return decide(
             self._sizes,
-            outcomes_of(self._trials),
+            outcomes_of(self._trials) if outcomes is None else outcomes,
             limit_bytes=self._spec.device.limit_bytes,
             max_trials=max_trials,
             group_microbatches=self._spec.group_microbatches,
@@ -293,13 +302,32 @@ class _Probe:
             )
         )
 
-    def _run(self, spec: TrialSpec) -> None:
+    def _foreseen(self, ask: Ask) -> Iterator[TrialSpec]:
+        """Foresee the trials that follow one that runs."""
+        following = foresee(
+            self._sizes,
+            outcomes_of(self._trials),
+            ask,
+            limit_bytes=self._spec.device.limit_bytes,
+            group_microbatches=self._spec.group_microbatches,
+            decide=lambda outcomes: self._decide(self._spec.max_trials, outcomes),
+        )
+        specs = {t.spec.split.microbatch: t.spec for t in self._trials}
+        specs[ask.microbatch] = self._asked_for(ask)
+        for decision in following:
+            if isinstance(decision, Ask):
+                spec = specs[decision.microbatch] = self._asked_for(decision)
+                yield spec
+            elif self._tells_by_block:
+                yield _noting(specs[decision.certificate.microbatch], *_LEDGER_SHORT)
+
+    def _run(self, spec: TrialSpec, following: Following = nothing) -> None:
         """Run one trial; keep what says something about its size, and stop at what does not."""
         self._listener.asked(spec)
         answered = isinstance(self._decide(len(outcomes_of(self._trials))), Found)
         haste = answered and self._time_left_s < (spec.timeout_s or math.inf)
         timeout_s = max(self._time_left_s, 0.1) if haste else spec.timeout_s
-        result = self._runner.run(replace(spec, timeout_s=timeout_s))
+        result = self._pool.run(replace(spec, timeout_s=timeout_s), following)
         if haste and result.verdict is Verdict.TIMEOUT:
             self._budget_ended_a_trial = True
             self._listener.warned(
@@ -448,25 +476,22 @@ class _Probe:
 
     def _told_by_block(self, answer: TrialResult) -> TrialResult:
         """Run the answer once more to see what its peak is made of, where there is time for it."""
-        by_block = self._request.by_block and self._spec.device.kind is not DeviceKind.CPU
-        if not by_block or self._time_is_up:
+        if not self._tells_by_block or self._time_is_up:
             return answer
         whole = answer.spec.group_microbatches
-        for groups, microbatches in ((2, _LEDGER_MICROBATCHES), (answer.spec.groups, whole)):
-            spec = replace(
-                answer.spec,
-                reason="what its peak is made of",
-                groups=groups,
-                group_microbatches=min(whole, microbatches),
-                record_timeline=False,
-                record_ledger=True,
-                timeout_s=10 * answer.wall_s + 30,
-            )
-            self._listener.asked(spec)
-            told = with_ledger(answer, self._runner.run(spec))
-            if told is not answer or whole > _LEDGER_WHOLE:
-                return told
-        return answer
+        told = self._with_ledger(answer, *_LEDGER_SHORT)
+        if told is answer and _LEDGER_MICROBATCHES < whole <= _LEDGER_WHOLE:
+            told = self._with_ledger(answer, answer.spec.groups, whole)
+        return told
+
+    @property
+    def _tells_by_block(self) -> bool:
+        return self._request.by_block and self._spec.device.kind is not DeviceKind.CPU
+
+    def _with_ledger(self, answer: TrialResult, groups: int, microbatches: int) -> TrialResult:
+        spec = _noting(answer.spec, groups, microbatches, timeout_s=10 * answer.wall_s + 30)
+        self._listener.asked(spec)
+        return with_ledger(answer, self._pool.run(spec))
 
     def _tuned(self, answer: TrialResult) -> Tuned | None:
         """Look for a larger microbatch with expandable segments, where that was asked for."""
@@ -499,10 +524,25 @@ class _Probe:
                 group_microbatches=trial.spec.group_microbatches,
                 device=replace(device, limit_bytes=UNLIMITED_BYTES),
             )
-            unlimited = self._runner.run(spec)
+            unlimited = self._pool.run(spec)
             if unlimited.verdict is Verdict.FITS:
                 shown, measured = unlimited, True
         return nothing_fits(device, decision.microbatch, trial, shown, whole=measured)
+
+
+def _noting(
+    spec: TrialSpec, groups: int, microbatches: int, *, timeout_s: float | None = None
+) -> TrialSpec:
+    """Return a trial like another one that notes every allocation."""
+    return replace(
+        spec,
+        reason="what its peak is made of",
+        groups=groups,
+        group_microbatches=min(spec.group_microbatches, microbatches),
+        record_timeline=False,
+        record_ledger=True,
+        timeout_s=timeout_s,
+    )
 
 
 class UnsavedAnswer(CannotJudge):

@@ -30,6 +30,14 @@ class Lane:
         self._stop = stop or threading.Event()
         self._waiting: tuple[str, dict[str, str], Nursery] | None = None
 
+    def stop(self) -> None:
+        """Have the running trial end."""
+        self._stop.set()
+
+    def go_on(self) -> None:
+        """Let trials run again."""
+        self._stop.clear()
+
     def check(self) -> None:
         """Raise Interrupted when the lane is to stop."""
         if self._stop.is_set():

@@ -7,7 +7,7 @@ is nothing to keep out of. Device memory does not differ. Host memory does, so t
 device do without the stand-in.
 
 Where a trial asks for more, it ends with `NEEDS_COMPILER`; the nursery imports the compiler once
-and the trial is started again. So it is with the part of it that writes code for GPUs, `NEEDS_BACKEND`,
+and the trial is started again. So it is with the part that writes code for GPUs (`NEEDS_BACKEND`),
 which takes as long again.
 """
 

@@ -4,7 +4,8 @@ Importing costs seconds and a forked trial a fraction of one. Nothing may touch 
 fork; where the user's code does, or the system cannot fork, the parent starts a fresh process for
 each trial, which runs it in place of a child.
 
-Run as `python -m memfit.trial.nursery DESCRIPTOR`, where the descriptor is a connected socket.
+Run as `python -m memfit.trial.nursery DESCRIPTOR SECOND`, which are connected sockets. The second
+is for a nursery that this one forks, so that two trials can run side by side.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from memfit.trial.protocol import (
     CardTaken,
     Channel,
     DescribeGpu,
+    Double,
     Ended,
     Failed,
     Gpu,
@@ -56,15 +58,15 @@ _VARIABLES = (
 
 def main() -> NoReturn:
     """Serve the parent until it goes away."""
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel, second = (Channel(socket.socket(fileno=int(word))) for word in sys.argv[1:])
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
     with contextlib.suppress(EOFError, BrokenPipeError):
-        _serve(channel)
+        _serve(channel, second)
     os._exit(0)
 
 
-def _serve(channel: Channel) -> None:
+def _serve(channel: Channel, second: Channel | None) -> None:
     imported: ImportedWorkload | None = None
     loaded: LoadedWorkload | None = None
     may_fork = True
@@ -77,10 +79,12 @@ def _serve(channel: Channel) -> None:
                 imported, loaded = _load(channel, request, imported)
             case RunTrial() as request if loaded is not None:
                 if may_fork:
-                    _fork_trial(channel, loaded, request)
+                    _fork_trial(channel, second, loaded, request)
                 else:
                     channel.send(Started(pid=os.getpid()))
                     _become_worker(loaded, request)
+            case Double() if second is not None:
+                channel, second = _fork_nursery(channel, second), None
             case DescribeGpu():
                 _describe_gpu(channel)
             case _:
@@ -233,11 +237,30 @@ def _gpu_facts() -> bytes:
     return msgspec.json.encode(gpu)
 
 
-def _fork_trial(channel: Channel, loaded: LoadedWorkload, request: RunTrial) -> None:
+def _fork_nursery(channel: Channel, second: Channel) -> Channel:
+    """Fork a nursery, and return the channel that this process serves from here on."""
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        os.setpgid(0, 0)
+        die_with_parent()
+        return second
+    with contextlib.suppress(OSError):  # whichever of the two comes first
+        os.setpgid(pid, pid)
+    second.close()
+    channel.send(Started(pid=pid))
+    return channel
+
+
+def _fork_trial(
+    channel: Channel, second: Channel | None, loaded: LoadedWorkload, request: RunTrial
+) -> None:
     pid = os.fork()
     if pid == 0:
         try:
             channel.close()
+            if second is not None:
+                second.close()
             os.setpgid(0, 0)
             die_with_parent()
             if control.active():

@@ -59,6 +59,10 @@ class RunTrial(msgspec.Struct, tag=True, kw_only=True):
     """None where values are real."""
 
 
+class Double(msgspec.Struct, tag=True, kw_only=True):
+    """Parent to nursery: fork a nursery with the same imports, which serves the second channel."""
+
+
 class DescribeGpu(msgspec.Struct, tag=True, kw_only=True):
     """Parent to nursery: what CUDA says of the current device."""
 
@@ -97,7 +101,7 @@ class Gpu(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Started(msgspec.Struct, tag=True, kw_only=True):
-    """Nursery to parent: the worker runs, as leader of its own process group."""
+    """Nursery to parent: the worker or the second nursery runs, as leader of its own group."""
 
     pid: int
 
@@ -109,7 +113,9 @@ class Ended(msgspec.Struct, tag=True, kw_only=True):
     """As in `subprocess`: negative for a signal."""
 
 
-Message = Load | RunTrial | DescribeGpu | Ready | CardTaken | Failed | Gpu | Started | Ended
+Message = (
+    Load | RunTrial | Double | DescribeGpu | Ready | CardTaken | Failed | Gpu | Started | Ended
+)
 
 
 class Link(msgspec.Struct, kw_only=True):

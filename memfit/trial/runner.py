@@ -31,6 +31,7 @@ from memfit.trial.protocol import (
     CardTaken,
     Channel,
     DescribeGpu,
+    Double,
     Ended,
     Failed,
     Gpu,
@@ -96,6 +97,8 @@ class TrialRunner:
         self._forks = True
         self._reads_values = False
         """Whether a trial of this workload read values that kernels compute."""
+        self.tells = True
+        """Whether the running trial's progress is told."""
 
     def __enter__(self) -> Self:
         """Enter a context that closes the runner."""
@@ -115,6 +118,36 @@ class TrialRunner:
         self._nursery, ready = self._start(may_fork=True)
         self._forks = ready.fork_refusal is None
         return ready
+
+    def double(self) -> TrialRunner | None:
+        """Return a runner beside this one, with the same imports; None where there can be none.
+
+        Its nursery ends with this one's.
+        """
+        nursery = self._nursery
+        if not self._forks or nursery is None or not nursery.idle:
+            return None
+        forked = nursery.double()
+        if forked is None:
+            return None
+        other = TrialRunner(
+            self._target,
+            self._parameters,
+            environment=self._environment,
+            load_timeout_s=self._load_timeout_s,
+            on_mark=self._on_mark,
+        )
+        other._nursery = forked
+        other._reads_values = self._reads_values
+        return other
+
+    def stop(self) -> None:
+        """Have the running trial, which another thread waits for, end with `Interrupted`."""
+        self._lane.stop()
+
+    def go_on(self) -> None:
+        """Let trials run again after `stop`."""
+        self._lane.go_on()
 
     def describe_gpu(self) -> Gpu:
         """Ask CUDA for its current device."""
@@ -184,7 +217,7 @@ class TrialRunner:
     def _new_folder(self, spec: TrialSpec) -> Path:
         folder = self._folder / f"trial-{spec.index}-{spec.purpose}"
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         return folder
 
     def _attempt(
@@ -343,7 +376,7 @@ class TrialRunner:
                 return self._ended(message.exit_code, started)
 
     def _tell(self, folder: Path) -> None:
-        mark = None if self._on_mark is None else read_mark(folder)
+        mark = None if self._on_mark is None or not self.tells else read_mark(folder)
         if mark is not None and self._on_mark is not None:
             self._on_mark(mark)
 
@@ -384,6 +417,7 @@ class Nursery:
         self.idle = False
         """Whether it waits for orders, with no answer outstanding."""
         ours, theirs = socket.socketpair()
+        self._second, second = socket.socketpair()
         variables = {
             **os.environ,
             # torch must not start CUDA only to say whether there is a GPU.
@@ -394,21 +428,41 @@ class Nursery:
         }
         with output.open("wb") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "memfit.trial.nursery", str(theirs.fileno())],
+                [
+                    *(sys.executable, "-m", "memfit.trial.nursery"),
+                    *(str(theirs.fileno()), str(second.fileno())),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 env=variables,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), second.fileno()),
                 start_new_session=True,
             )
         theirs.close()
+        second.close()
         self.pid = self._process.pid
         self.channel = Channel(ours)
+
+    def double(self) -> Nursery | None:
+        """Have it fork a nursery beside it; None where that has happened already, or fails."""
+        second = self._second
+        if second.fileno() < 0:
+            return None
+        try:
+            self.channel.send(Double())
+            answer = self.channel.receive(60)
+        except (EOFError, OSError):
+            answer = None
+        if not isinstance(answer, Started):
+            self.idle = False
+            return None
+        return ForkedNursery(answer.pid, Channel(socket.socket(fileno=second.detach())))
 
     def kill(self, *, ends_by_itself: bool = False) -> int:
         """End the process with everything in its group, and return its exit code."""
         self.channel.close()
+        self._second.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             # Closing the channel ends it by itself, with the worker that it watches.
             self._process.wait(10 if ends_by_itself else 0.5)
@@ -419,6 +473,28 @@ class Nursery:
         """Last lines that the user's code printed while it was imported, if they are kept."""
         text = self._output.read_text(errors="replace").rstrip() if self._output.exists() else ""
         return "\n".join(text.splitlines()[-20:]) or None
+
+
+class ForkedNursery(Nursery):
+    """A nursery that another one forked; it is no child of this process."""
+
+    def __init__(self, pid: int, channel: Channel) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.idle = True
+
+    def double(self) -> None:
+        """Return None: it forks no further one."""
+
+    def kill(self, *, ends_by_itself: bool = False) -> int:
+        """End it; how it ended by itself is not known."""
+        del ends_by_itself
+        self.channel.close()
+        _kill_group(self.pid)
+        return -signal.SIGKILL
+
+    def output(self) -> None:
+        """Return None: the other one has what was printed."""
 
 
 def _sweep() -> None:

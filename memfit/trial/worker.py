@@ -217,7 +217,10 @@ class _Trial:
             return done < asked + _MORE_GROUPS_FOR_SCALER
         if self._applied == 1:
             return True  # a group with the optimizer's state in place has not run yet
-        return self._settling is not None and self._settling.wants_another(done - asked)
+        settling = self._settling
+        if settling is None or (self._spec.record_ledger and not settling.refused):
+            return False  # a ledger is of what is allocated, however it is laid out
+        return settling.wants_another(done - asked)
 
     def _run_group(self, workload: Workload, scaler: Any) -> None:
         assert self._recorder is not None

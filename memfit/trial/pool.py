@@ -1,0 +1,174 @@
+"""Trials side by side: while one is waited for, another core runs one that is likely to follow.
+
+Trials on a virtual card share nothing but the host, so one that ran beside another has the same
+figures as one that ran alone. What the host may have caused is not taken from there: such a trial
+is run again, by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Self
+
+import psutil
+
+from memfit.records import TrialResult, TrialSpec, Verdict
+from memfit.trial.runner import TrialRunner
+from memfit.units import GIB
+
+Following = Callable[[], Iterable[TrialSpec]]
+"""Trials that are likely to be asked for next, the likeliest first."""
+_ROOM_BYTES = 4 * GIB
+"""Free host memory without which trials run one at a time."""
+_SOUND = {Verdict.FITS, Verdict.OOM, Verdict.THRASH, Verdict.SIZE_LIMIT}
+"""Verdicts that another trial on the same host cannot have brought about."""
+
+
+def cores() -> int:
+    """Return the processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def nothing() -> tuple[TrialSpec, ...]:
+    """Foresee nothing."""
+    return ()
+
+
+@dataclass(eq=False)
+class _Job:
+    """A trial that runs in one of the lanes."""
+
+    lane: _Lane
+    future: Future[TrialResult]
+    beside: bool = False
+    """Whether another trial ran at the same time."""
+
+
+class _Lane:
+    """A runner and the thread that waits for its trials; what a thread starts ends with it."""
+
+    def __init__(self, runner: TrialRunner) -> None:
+        self.runner = runner
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memfit-trial")
+        self.job: _Job | None = None
+
+    def start(self, spec: TrialSpec) -> _Job:
+        self.job = _Job(self, self.thread.submit(self.runner.run, spec))
+        return self.job
+
+    def halt(self) -> None:
+        """End the trial that runs, and wait until it has."""
+        if self.job is not None and not self.job.future.done():
+            self.runner.stop()
+            self.job.future.exception()
+            self.runner.go_on()
+        self.job = None
+
+
+class TrialPool:
+    """Runs the trials that are asked for, and ahead of them those that are foreseen."""
+
+    def __init__(self, runner: TrialRunner, *, side_by_side: bool) -> None:
+        """Take over a runner, which the caller closes.
+
+        Args:
+            runner: Runs the first trial, and all of them where nothing can run beside it.
+            side_by_side: Whether trials may run at the same time.
+        """
+        self._runner = runner
+        self._may_double = side_by_side
+        self._lanes: list[_Lane] = []
+        self._jobs: dict[TrialSpec, _Job] = {}
+        """What runs or has run, by its question."""
+
+    def __enter__(self) -> Self:
+        """Enter a context that ends what still runs."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End what still runs."""
+        self.close()
+
+    def run(self, spec: TrialSpec, following: Following = nothing) -> TrialResult:
+        """Run a trial to whatever end it comes to, or take the result of one that ran ahead.
+
+        Args:
+            spec: The trial.
+            following: Foresees the trials after it.
+        """
+        if not self._lanes:  # the first trial finds what the second runner starts with
+            result = self._runner.run(spec)
+            self._double()
+            return result
+        question = _question(spec)
+        job = self._jobs.get(question) or self._start(spec)
+        assert job is not None
+        self._wait(job, following)
+        del self._jobs[question]
+        if job.beside and not _is_sound(job.future):
+            self.close()
+            return self._runner.run(spec)
+        return replace(job.future.result(), spec=spec)
+
+    def close(self) -> None:
+        """End what still runs, and the second runner; from now on trials run one at a time."""
+        self._may_double = False
+        for lane in self._lanes:
+            lane.halt()
+            lane.thread.shutdown()
+            if lane.runner is not self._runner:
+                lane.runner.close()
+        self._lanes.clear()
+        self._jobs.clear()
+        self._runner.tells = True
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _double(self) -> None:
+        if not self._may_double or cores() < 2:  # noqa: PLR2004
+            return
+        if psutil.virtual_memory().available < _ROOM_BYTES:
+            return
+        other = self._runner.double()
+        if other is None:
+            self._may_double = False
+            return
+        self._lanes = [_Lane(self._runner), _Lane(other)]
+
+    def _start(self, spec: TrialSpec) -> _Job | None:
+        """Start a trial in a lane that is free, if there is one."""
+        for lane in self._lanes:
+            if lane.job is None or lane.job.future.done():
+                job = self._jobs[_question(spec)] = lane.start(spec)
+                running = [other for other in self._jobs.values() if not other.future.done()]
+                for other in running if len(running) > 1 else ():
+                    other.beside = True
+                return job
+        return None
+
+    def _wait(self, job: _Job, following: Following) -> None:
+        for lane in self._lanes:
+            lane.runner.tells = lane is job.lane
+        foreseen: list[TrialSpec] | None = None
+        while not job.future.done():
+            if foreseen is None:
+                foreseen = list(following())
+            while foreseen and _question(foreseen[0]) in self._jobs:
+                foreseen.pop(0)
+            if foreseen and self._start(foreseen[0]) is not None:
+                foreseen.pop(0)
+                continue
+            running = {j.future for j in self._jobs.values() if not j.future.done()}
+            wait({*running, job.future}, return_when=FIRST_COMPLETED)
+
+
+def _is_sound(future: Future[TrialResult]) -> bool:
+    return future.exception() is None and future.result().verdict in _SOUND
+
+
+def _question(spec: TrialSpec) -> TrialSpec:
+    """Leave out what does not change how a trial ends."""
+    return replace(spec, index=0, reason="", timeout_s=None)
