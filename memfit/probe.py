@@ -131,10 +131,9 @@ def run_probe(
                 Path("reports") / f"{_slug(ready.workload.name)}-{device.slug}",
                 force=request.force,
             )
-            beside = (
-                device.kind is DeviceKind.VIRTUAL and lane is None and request.time_budget_s is None
-            )
-            with TrialPool(runner, side_by_side=beside) as pool:
+            beside = request.side_by_side and device.kind is DeviceKind.VIRTUAL
+            alone = lane is not None or request.time_budget_s is not None
+            with TrialPool(runner, side_by_side=beside and not alone) as pool:
                 probe = _Probe(request, listener, pool, ready, device, folder, sizes, started)
                 return probe.run(), folder
         except KeyboardInterrupt:

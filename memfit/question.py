@@ -64,6 +64,8 @@ class ProbeRequest:
     by_block: bool = True
     """Whether the answer is run once more, to see allocation by allocation what its peak is made
     of; no part of the question."""
+    side_by_side: bool = True
+    """Whether two trials may run at once on a virtual card; no part of the question."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables for the trials' processes, beside those of the device."""
     out: Path | None = None

@@ -102,6 +102,13 @@ def probe(
     trial_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="End a trial that takes longer.")
     ] = 1800.0,
+    one_at_a_time: Annotated[
+        bool,
+        typer.Option(
+            "--one-at-a-time",
+            help="Never run two trials at once, as is done on a virtual GPU where cores allow it.",
+        ),
+    ] = False,
     seed: Annotated[
         int,
         typer.Option(min=0, max=2**63 - 1, help="Seed of torch's generators in every trial."),
@@ -152,6 +159,7 @@ def probe(
         allocator=allocator,
         resumed=resumed,
         evaluate=evaluate,
+        side_by_side=not one_at_a_time,
         max_microbatch=max_microbatch,
         max_trials=max_trials,
         time_budget_s=time_budget,

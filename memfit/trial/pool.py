@@ -142,10 +142,10 @@ class TrialPool:
         """Start a trial in a lane that is free, if there is one."""
         for lane in self._lanes:
             if lane.job is None or lane.job.future.done():
+                beside = [other for other in self._jobs.values() if not other.future.done()]
                 job = self._jobs[_question(spec)] = lane.start(spec)
-                running = [other for other in self._jobs.values() if not other.future.done()]
-                for other in running if len(running) > 1 else ():
-                    other.beside = True
+                for each in (job, *beside) if beside else ():
+                    each.beside = True
                 return job
         return None
 

@@ -41,6 +41,7 @@ OPTIONS = {
         "--max-trials",
         "--time-budget",
         "--trial-timeout",
+        "--one-at-a-time",
         "--seed",
         "--data-dependent",
         "--out",

@@ -210,7 +210,7 @@ def test_what_reads_unknown_values_sums_too(places):
 
 
 def test_a_trial_that_survives_refused_requests_sums_too():
-    """cuDNN's larger workspaces are refused where memory is short, and smaller ones are taken."""
+    """CuDNN's larger workspaces are refused where memory is short, and smaller ones are taken."""
     tight = replace(DEVICE, limit_bytes=3 * GIB)
     asked = replace(spec(51, groups=3), device=tight, precision=Precision.BF16)
     with opened(ROOT / "examples/resnet50.py") as runner:
