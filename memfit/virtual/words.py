@@ -33,8 +33,8 @@ def invented(calls: int, names: Sequence[str], *, whose: str = "") -> Iterator[s
     if _RNN in names:
         yield (
             "cuDNN tells the workspace and reserve of its recurrent layers only to a process with "
-            "a card: they were estimated, as one step's gates of all sequences, and the gates, "
-            "cells and outputs of every step and layer."
+            "a card: they were estimated from what it answers where it looks at none, the "
+            "workspace within about a fifth. On a card it may choose another algorithm."
         )
 
 

@@ -110,6 +110,36 @@ def test_the_cublas_workspace_follows_the_generation(on_card, card, size):
     assert size in on_card(script, card=card)
 
 
+@pytest.mark.parametrize(
+    ("make", "reserve", "workspace"),
+    [
+        ("nn.LSTM(512, 512, 2)", 72_089_856, 74_187_264),
+        ("nn.LSTM(512, 512, 2, bidirectional=True)", 144_179_456, 176_947_712),
+        ("nn.LSTM(512, 512, 2, proj_size=128)", 88_473_856, 66_716_160),
+        ("nn.GRU(512, 512, 2)", 85_197_056, 63_832_576),
+        ("nn.RNN(512, 512, 2)", 19_661_056, 55_443_968),
+        ("nn.LSTM(512, 512, 2).half()", 36_045_056, 45_482_496),
+    ],
+)
+def test_recurrent_layers_take_about_what_cudnn_answers_without_a_card(
+    on_card, make, reserve, workspace
+):
+    # cudnnGetRNNTempSpaceSizes of cuDNN 9.24, given a handle of zeros: 32 sequences of 100 steps.
+    asked = on_card(
+        PRELUDE
+        + f"""
+layer = {make}.cuda()
+x = torch.randn(100, 32, 512, device="cuda", dtype=next(layer.parameters()).dtype)
+torch.cuda.memory._record_memory_history(stacks="python", context=None)
+layer(x)
+events = torch.cuda.memory._snapshot()["device_traces"][0]
+print(json.dumps([event["size"] for event in events if event["action"] == "alloc"]))
+"""
+    )
+    assert reserve in asked
+    assert any(0.8 * workspace < size < 1.2 * workspace for size in asked)
+
+
 def test_the_same_step_gives_the_same_bytes_every_time(on_card):
     script = TRANSFORMER + "step(3); step(3); print(json.dumps(peaks()))"
     assert len({tuple(on_card(script, card="h100-80gb")) for _ in range(3)}) == 1

