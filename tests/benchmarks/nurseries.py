@@ -34,6 +34,9 @@ class _Lent:
         self._shelf.give_back(self._key, self._nursery)
         return 0
 
+    def double(self) -> None:
+        """Return None: a second one would keep the parameters of the probe that it was made in."""
+
     def output(self) -> str | None:
         said: str | None = self._nursery.output()
         return said
