@@ -52,6 +52,14 @@ KNOWN = {
         "cuDNN's trials of that benchmark, each of which flushed the cache, are left out here; "
         "with them two steps run before the same block is refused. NCHW at 192 fails, as there"
     ),
+    ("dm_nfnet_f4", "NCHW", 24): (
+        "fragmentation: 23,440,414,720 bytes are its peak with expandable segments, with which it "
+        "runs here in the same context"
+    ),
+    ("sequencer2d_m", "NCHW", 192): (
+        "fragmentation: 23,518,327,296 bytes are its peak with expandable segments, with which it "
+        "runs here in the same context, flushing"
+    ),
 }
 """What was found out about single rows."""
 TIMM = "0.6."

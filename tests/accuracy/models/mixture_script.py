@@ -37,8 +37,9 @@ def measure(*, configs: list[Config]) -> dict[str, list[int]]:
     warmed = configs if configs[0]["sweep_dim"] == "E" else [{**configs[0], "T": 8192}]
     for config in warmed:
         bench = compiled(config, tuned)
-        bench.forward().sum().backward()
-        del bench
+        output = bench.forward()
+        output.sum().backward()
+        del bench, output
     builds: tuple[Callable[[Config], Bench], ...] = (
         lambda config: compiled(config, tuned),
         mixture.fused_moe,
@@ -56,8 +57,9 @@ def measure(*, configs: list[Config]) -> dict[str, list[int]]:
 
 def _probe(config: Config) -> None:
     bench = mixture.fused_moe({**config, "T": 8192, "E": 128})
-    bench.backward(bench.forward(), bench.gradient())
-    del bench
+    output = bench.forward()
+    output.backward(bench.gradient())
+    del bench, output
     gc.collect()
     torch.cuda.empty_cache()
 
