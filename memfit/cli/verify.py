@@ -67,7 +67,7 @@ def verify(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of torch's generators.")] = 0,
     watch: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest time that a loop is watched.")
+        float, typer.Option(min=1, metavar="SECONDS", help="Longest time that a loop is watched.")
     ] = 120.0,
     out: Annotated[Path | None, typer.Option(help="Also write the record to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,

@@ -474,7 +474,7 @@ _PAGES = (
     Page(
         code="MF604",
         severity=_W,
-        title="the groups have another logical batch than was named",
+        title="the groups have another logical batch than was asked for",
         meaning=(
             "The examples of one group, as the first dimension of the model's input has them, are "
             "not those that were asked for. Where B changes, optimizer steps per epoch change "

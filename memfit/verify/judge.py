@@ -99,8 +99,8 @@ def _logical_batch(groups: Sequence[Group], usual: int, named: int) -> Iterator[
     yield finding(
         "MF604",
         f"The groups have {has:,} examples, {usual} times {whole[0].backward[0].shape[0]:,}, where "
-        f"{named:,} were named: for linear scaling a learning rate that suits {named:,} is to be "
-        f"multiplied by {has / named:.3g}, for square-root scaling by {(has / named) ** 0.5:.3g}.",
+        f"{named:,} were asked for: a learning rate that suits {named:,} is to be multiplied by "
+        f"{has / named:.3g} for linear scaling, by {(has / named) ** 0.5:.3g} for square-root.",
         place=whole[0].step.place if whole[0].step else None,
     )
 

@@ -36,7 +36,7 @@ class Task(msgspec.Struct, kw_only=True):
     arguments: list[str]
     """Words of the script."""
     logical_batch: int | None
-    """None for a workload: as many examples as can be compared in a minute or so."""
+    """None for a workload: as many examples as do not take long."""
     microbatch: int | None
     replicas: int
     device: Literal["cpu", "cuda"]

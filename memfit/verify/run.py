@@ -19,15 +19,16 @@ from typing import Literal
 from memfit import __version__
 from memfit.devices.select import choose
 from memfit.errors import CannotJudge, MemfitError, UsageError, WorkloadError
-from memfit.records import DeviceKind
 from memfit.verification import Verification
 from memfit.verify.findings import find_page
 from memfit.verify.protocol import OUTPUT, TASK, Failure, Report, Task, read_report, write
 from memfit.verify.splits import DEFAULT_LOGICAL_BATCH, choose_splits, default_logical_batch
+from memfit.virtual import find_card
 from memfit.workload import split_target
 
 _FOLDER = "memfit-verify-"
 _OUTPUT_LINES = 20
+_REAL = "use --device cpu, or cuda on a machine with a GPU"
 _KILLED = "the host's memory may have run out: --set scales a workload down, and -B its batch"
 
 
@@ -100,7 +101,7 @@ def _task(request: VerifyRequest) -> Task:
     if not request.script:
         if request.microbatch is not None and size is None:
             size = default_logical_batch(request.microbatch)
-        choose_splits(size or DEFAULT_LOGICAL_BATCH, request.microbatch)
+        choose_splits(DEFAULT_LOGICAL_BATCH if size is None else size, request.microbatch)
     if request.replicas < 1:
         raise UsageError(f"--replicas is {request.replicas}; it must be at least 1")
     if size is not None and size < request.replicas:
@@ -124,17 +125,20 @@ def _task(request: VerifyRequest) -> Task:
 
 
 def _device(word: str) -> Literal["cpu", "cuda"]:
-    if word.strip().lower() in ("cpu", "auto"):
+    plain = word.strip().lower()
+    if plain in ("cpu", "auto"):
         return "cpu"
-    if word.strip().lower() == "cuda":
-        choose("cuda")
-        return "cuda"
-    choice = choose(word)
-    assert choice.kind is DeviceKind.VIRTUAL
+    try:
+        if plain == "cuda":
+            choose("cuda")
+            return "cuda"
+        find_card(word)
+    except MemfitError as error:
+        raise type(error)(error.message, hint=_REAL) from None
     raise UsageError(
         f"{word} is a virtual GPU: its kernels compute nothing, so there are no gradients to "
         "compare",
-        hint="use --device cpu, or cuda on a machine with a GPU",
+        hint=_REAL,
     )
 
 

@@ -77,7 +77,10 @@ def test_a_script_is_run_with_its_words_and_its_output_kept_apart(folder: Path) 
     ("words", "code", "said"),
     [
         (("right.py", "--device", "rtx-4090"), 2, "kernels compute nothing"),
+        (("right.py", "--device", "banana"), 2, "use --device cpu"),
         (("right.py", "-B", "1"), 2, "nothing to accumulate"),
+        (("right.py", "-B", "0"), 2, "nothing to accumulate"),
+        (("right.py", "-D", "9", "-B", "8"), 2, "do not go round 9 replicas"),
         (("right.py", "-B", "8", "-m", "8"), 2, "does not split"),
         (("right.py", "--accept", "MF999"), 2, "no finding 'MF999'"),
         (("right.py", "more"), 2, "one word too many"),

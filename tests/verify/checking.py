@@ -89,7 +89,12 @@ def line_of(source: str, text: str) -> int:
 
 
 def watch(
-    folder: Path, source: str, *, steps: int | None = None, logical_batch: int | None = None
+    folder: Path,
+    source: str,
+    *,
+    steps: int | None = None,
+    logical_batch: int | None = None,
+    seconds: float = 60.0,
 ) -> tuple[list[Finding], LoopSeen]:
     """Run a script under the watch."""
     path = folder / f"train_{next(_numbers)}.py"
@@ -97,6 +102,6 @@ def watch(
     before = sys.argv, sys.path[:]
     try:
         expected = Expected(microbatches=steps, logical_batch=logical_batch)
-        return watch_script(str(path), [], expected, 60.0)
+        return watch_script(str(path), [], expected, seconds)
     finally:
         sys.argv, sys.path[:] = before

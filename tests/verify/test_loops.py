@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from memfit.errors import UsageError
 from memfit.verify.worker.loops import find_loop, watch_groups
 from tests.verify.checking import line_of, watch, write
 
@@ -297,6 +298,32 @@ def test_a_logical_batch_that_is_the_one_named_is_clean(tmp_path: Path) -> None:
     # Sequences whose examples lie along the second dimension.
     source = LOOP.replace("model(x)", "model(x.T.unsqueeze(2).expand(-1, -1, 16)).mean(0)")
     assert watch(tmp_path, source, logical_batch=32)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import time\ntime.sleep(600)\n", "no backward pass was seen in .* within 1 s"),
+        (
+            "model = nn.Linear(2, 1)\nwhile True:\n    model(torch.ones(1, 2)).sum().backward()\n",
+            "no optimizer step was seen in .* within 1 s",
+        ),
+        ("nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()\n", "no optimizer step was seen"),
+    ],
+)
+def test_a_program_in_which_no_group_ends_is_ended_and_told(
+    source: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        watch(tmp_path, source, seconds=1.0)
+
+
+def test_a_loop_without_an_end_is_watched_for_a_while(tmp_path: Path) -> None:
+    found, seen = watch(
+        tmp_path, LOOP.replace("enumerate(data)", "enumerate(data * 10**6)"), seconds=3.0
+    )
+    assert found == []
+    assert seen.ended == "time"
 
 
 def test_a_graph_that_is_retained_is_found(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from memfit.errors import MemfitError, UsageError
+from memfit.errors import CannotJudge, MemfitError, UsageError
 from memfit.trial.nursery import die_with_parent
 from memfit.verification import Finding
 from memfit.verify.events import Expected
@@ -54,7 +54,7 @@ def main() -> None:
 def _verify(task: Task, folder: Path, report: Report, tell: Any) -> None:
     if task.device == "cuda":
         if not torch.cuda.is_available():
-            raise UsageError("torch finds no CUDA device", hint="use --device cpu")
+            raise CannotJudge("torch finds no CUDA device", hint="use --device cpu")
         if control.active():
             raise UsageError(
                 "the CUDA device here is virtual: its kernels compute nothing that could be "
@@ -154,8 +154,9 @@ def frozen_names(subject: Subject) -> list[str]:
 
 def _failure(error: BaseException) -> Failure:
     if isinstance(error, MemfitError):
+        blames: dict[type, Any] = {UsageError: "usage", CannotJudge: "machine"}
         return Failure(
-            blame="usage" if isinstance(error, UsageError) else "workload",
+            blame=blames.get(type(error), "workload"),
             message=error.message,
             hint=error.hint,
             details=error.details,

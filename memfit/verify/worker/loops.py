@@ -29,7 +29,7 @@ def watch_script(
     Raises:
         WorkloadError: When it fails, or no optimizer step was seen.
     """
-    return _judge(run_watched(path, arguments, seconds), expected, path)
+    return _judge(run_watched(path, arguments, seconds), expected, path, seconds)
 
 
 def run_watched(path: str, arguments: Sequence[str], seconds: float) -> Watch:
@@ -95,14 +95,24 @@ def watch_groups(
                     details=user_traceback(error),
                 ) from error
     expected = Expected(microbatches=steps, logical_batch=microbatch * steps)
-    return _judge(watch, expected, target)
+    return _judge(watch, expected, target, seconds)
 
 
-def _judge(watch: Watch, expected: Expected, target: str) -> tuple[list[Finding], LoopSeen]:
-    if not any(event.kind == "backward" for event in watch.events):
+def _judge(
+    watch: Watch, expected: Expected, target: str, seconds: float
+) -> tuple[list[Finding], LoopSeen]:
+    kinds = {event.kind for event in watch.events}
+    if not kinds >= {"backward", "step"} and watch.unscaled_twice is None:
+        what = "optimizer step" if "backward" in kinds else "backward pass"
+        hint = (
+            "what steps has to be a torch.optim.Optimizer"
+            if "backward" in kinds
+            else "a training script trains when it is run; its words go after --"
+        )
+        within = f" within {seconds:g} s" if watch.ran_out else ""
         raise UsageError(
-            f"no backward pass was seen in {target}",
-            hint="a training script trains when it is run; its words go after --",
+            f"no {what} was seen in {target}{within}",
+            hint="--watch SECONDS gives it longer" if watch.ran_out else hint,
         )
     return judge(
         watch.events,

@@ -18,10 +18,11 @@ from memfit.verify.worker.subject import Subject
 
 _TIMED = 2
 """Examples of the pass that is timed; batch normalisation refuses a single one."""
-_SOON_S = 60.0
+_SOON_S = 30.0
 """A check that would take longer is made of fewer examples."""
-_ONCE, _EACH_SPLIT = 8, 2
-"""Passes in float32 that a check is worth, and those of each split; one in float64 is worth two."""
+_ONCE, _EACH_SPLIT = 22, 2
+"""Passes in float32 that a check is worth, and those of each split; one in float64 is worth two,
+and so is what is done with parameters alone."""
 _COPIES = 11
 """Numbers that are held for each parameter at the same time, at most: it, its gradient and first
 state, gradients and parameters to compare with, and two moments of an optimizer."""
@@ -68,8 +69,8 @@ def _time(subject: Subject, batch: Any) -> float:
 
 
 def _seconds(took: float, size: int) -> float:
-    """Estimate a whole check from a pass of a few examples."""
-    return took / _TIMED * size * (_ONCE + _EACH_SPLIT * len(choose_splits(size, None)))
+    """Estimate a whole check from a pass of a few examples; about half of one is for them."""
+    return took * (1 + size / _TIMED) / 2 * (_ONCE + _EACH_SPLIT * len(choose_splits(size, None)))
 
 
 def _minutes(seconds: float) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import signal
+import threading
 import time
 import weakref
 import zlib
@@ -32,6 +34,10 @@ _MAX_ENTRIES = 20_000_000
 
 _DIGESTED = 4096
 """Entries of a tensor that its checksum is over."""
+
+
+_GRACE_S = 2.0
+"""How much longer a program may run that makes no backward pass."""
 
 
 class Enough(BaseException):
@@ -359,7 +365,31 @@ def digest(value: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def watching(seconds: float) -> Iterator[Watch]:
-    """Watch whatever runs inside the context; its end by time is no error."""
+    """Watch whatever runs inside the context; its end by time is no error.
+
+    A loop is ended at a backward pass. A program that makes none is ended a while later, wherever
+    it is, and again if it goes on.
+    """
     watch = Watch(seconds=seconds)
-    with watch, contextlib.suppress(Enough):
+
+    def end(_signal: int, _frame: object) -> None:
+        watch.ran_out = True
+        raise Enough
+
+    with watch, contextlib.suppress(Enough), _alarm(seconds + _GRACE_S, end):
         yield watch
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float, ring: Callable[[int, Any], None]) -> Iterator[None]:
+    """Ring in the main thread after this long, and every second from then on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
