@@ -70,6 +70,11 @@ def end_instead_of_importing() -> None:
         sys.meta_path.insert(0, _BackendFinder())
 
 
+def compiles() -> bool:
+    """Whether something has asked for compiled code for a GPU."""
+    return _BACKEND in sys.modules
+
+
 def memory_snapshot() -> Any:
     """Return torch's snapshot of its allocator and the history that it kept.
 

@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from memfit.records import Category, Ledger, PhaseMemory
-from memfit.trial.lazy import memory_snapshot
+from memfit.trial.lazy import compiles, memory_snapshot
 from memfit.trial.ledger import Notes, Phase, Place, Sources, Where, ledger
 from memfit.trial.ledger_replay import Rules, replay
 
@@ -107,6 +107,8 @@ class LedgerRecorder:
         self._names = {id(m): name for name, m in self._model.named_modules()}
         self._label_model()
         self._begin(None)
+        if compiles():
+            return  # hooks would break up the compiled graph, which then needs other memory
         self._handles = [
             hooks.register_module_forward_pre_hook(self._enter),
             hooks.register_module_forward_hook(self._leave, always_call=True),

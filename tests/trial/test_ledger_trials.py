@@ -220,6 +220,15 @@ def test_a_trial_that_survives_refused_requests_sums_too():
     assert_sums(measured, noted)
 
 
+def test_what_is_compiled_sums_too():
+    pytest.importorskip("triton")
+    with opened("tests.benchmarks.workloads.compiled:Compiled", length="1024") as runner:
+        runner.run(spec(1))  # compiles; what is asked of the device then is another matter
+        measured, noted = pair(runner, spec(1))
+
+    assert_sums(measured, noted)
+
+
 def test_the_cpu_has_no_ledger():
     reader = SimpleNamespace(device=SimpleNamespace(type="cpu"))
 
