@@ -52,6 +52,19 @@ _SUMMARIES = frozenset(("all", "any", "sum", "count_nonzero"))
 """What is asked of flags as a whole; of blank ones, the answer is assumed."""
 
 
+_FLAGS = (torch.bool, torch.uint8)
+_BOUNDS: dict[str, Callable[[Sequence[int]], int]] = {
+    "bitwise_or": sum,
+    "logical_or": sum,
+    "cat": sum,
+    "bitwise_and": min,
+    "logical_and": min,
+    "_to_copy": min,
+    "clone": min,
+}
+"""How many flags are true at most after an operation, from how many are in its inputs."""
+
+
 @dataclass(slots=True)
 class _Shadow:
     """Host storage that holds what a storage on the card would hold."""
@@ -60,6 +73,8 @@ class _Shadow:
     assumed: bool
     blank: bool = False
     """Whether it holds flags of which nothing is known, not even by way of other assumptions."""
+    most: int | None = None
+    """How many of its flags are true at most, where that is known though the flags are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +212,8 @@ class ValueMode(TorchDispatchMode):
         written = [t for t in _written(func, args, kwargs) if _on_card(t)]
         if not fresh and not written:
             return
+        most = self._bound(name, inputs, fresh)
+        self._bind(written, None)
         if name.startswith(_UNWRITTEN):
             for tensor in fresh:
                 self._new_shadow(tensor, assumed=False)
@@ -215,6 +232,29 @@ class ValueMode(TorchDispatchMode):
             func, args, kwargs, out, inputs=inputs, fresh=fresh, written=written
         ):
             self._assume(name, args, fresh, written)
+        self._bind(fresh, most)
+
+    def _bind(self, tensors: Sequence[torch.Tensor], most: int | None) -> None:
+        """Keep how many flags of tensors are true at most."""
+        for tensor in tensors:
+            if (shadow := self._shadows.get(_key(tensor))) is not None:
+                shadow.most = most
+
+    def _bound(
+        self, name: str, inputs: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+    ) -> int | None:
+        """How many flags of a result are true at most, where its inputs tell."""
+        flags = name in _BOUNDS and all(t.dtype in _FLAGS for t in (*inputs, *fresh))
+        return _BOUNDS[name]([self._most(t) for t in inputs]) if flags and inputs else None
+
+    def _most(self, tensor: torch.Tensor) -> int:
+        """How many elements of a tensor are true at most."""
+        value = self._shadow(tensor)
+        if value is not None and not self._is_assumed(tensor):
+            return int((value != 0).sum())
+        shadow = self._shadows.get(_key(tensor))
+        most = None if shadow is None or tensor.dtype not in _FLAGS else shadow.most
+        return tensor.numel() if most is None else min(most, tensor.numel())
 
     def _begin_anew(self, tensor: torch.Tensor) -> None:
         """A tensor that fills its storage is about to be overwritten."""
@@ -363,7 +403,7 @@ class ValueMode(TorchDispatchMode):
         if value is not None and not self._is_assumed(tensor):
             value = value != 0
             return _Mask(value, int(value.sum()), assumed=False)
-        count = round(self._share * tensor.numel())
+        count = round(self._share * self._most(tensor))
         if tensor.numel() > _MOST_OTHER_BYTES:
             return _Mask(None, count, assumed=True)
         value = torch.zeros(tensor.numel(), dtype=torch.bool)
@@ -432,7 +472,8 @@ class ValueMode(TorchDispatchMode):
         counts = [mask.count for _, mask in masks]
         others = [t for t in tree_iter((args, kwargs)) if _on_card(t)]
         self._note_size(assumed=any(mask.assumed for _, mask in masks))
-        return self._answered(
+        most = self._most_set(args, indices)
+        out = self._answered(
             func,
             args,
             kwargs,
@@ -440,6 +481,18 @@ class ValueMode(TorchDispatchMode):
             {id(t): mask.values for t, mask in masks},
             assumed=any(map(self._is_assumed, others)),
         )
+        if "index_put" in func._schema.name:  # noqa: SLF001
+            self._bind([args[0]], most)
+        return out
+
+    def _most_set(self, args: Any, indices: Sequence[torch.Tensor]) -> int | None:
+        """How many flags are true at most when one is set at each index."""
+        target = args[0]
+        if len(args) < 3 or target.dtype not in _FLAGS or len(indices) != 1 or target.dim() != 1:  # noqa: PLR2004
+            return None
+        index = indices[0]
+        chosen = self._most(index) if index.dtype in _FLAGS else index.numel()
+        return int(min(self._most(target) + chosen, target.numel()))
 
     def _unique(self, func: Any, args: Any, kwargs: Any) -> Any:
         assumed, source = self._is_assumed(args[0]), self._shadow(args[0])

@@ -205,6 +205,32 @@ def test_every_matrix_of_a_batch_gets_the_exponential_that_costs_most(with_value
     assert noted == ["shape"]
 
 
+def test_flags_that_were_set_one_by_one_are_no_more_than_those(with_values):
+    """As detection models choose which boxes to train on."""
+    setup = f"""
+x = {LARGE}.flatten()[:5000]
+def chosen(*numbers):
+    flags = []
+    for number in numbers:
+        those = torch.where(x > 0)[0]
+        flags.append(torch.zeros(5000, dtype=torch.uint8, device="cuda"))
+        flags[-1][those[torch.randperm(those.numel(), device="cuda")[:number]]] = 1
+    return flags
+def count(flags):
+    return torch.where(flags)[0].numel()
+def counts():
+    one, other = chosen(128, 384)
+    found = [count(one), count(one | other), count(torch.cat([one, other])), count(one & other)]
+    found.append(count(one.bool()[:100]))
+    one.fill_(1).mul_(x > 0)
+    return found + [count(one)]
+"""
+    value, noted = with_values("counts()", setup=setup)
+
+    assert value == [128, 512, 512, 128, 100, 5000]
+    assert set(noted) == {"shape"}
+
+
 ASSUMED = {
     "x.sum().item()": 1.0,
     "x.argmax().item()": 0,
