@@ -1,6 +1,6 @@
 """What `memfit verify` tells from rounding, and how long it takes on the examples.
 
-    PYTHONPATH=. python -m tests.benchmarks.verification --out reports/verify.md
+    PYTHONPATH=. python -m tests.benchmarks.verification --alone --out reports/verify.md
 
 A hundred random models are compared in float64 and in float32: once as they are, and then with the
 weight of each microbatch in turn one percent too large and too small.
@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -23,9 +26,11 @@ from hypothesis import HealthCheck, given, settings
 
 import memfit.group
 from memfit.batch import weights
+from memfit.records import from_json
 from memfit.report.verified import percent
-from memfit.verify.run import VerifyRequest, run_verify
+from memfit.verification import Verification
 from memfit.verify.splits import choose_splits
+from tests.benchmarks.gate import ALONE
 from tests.verify.test_tolerance import Drawn, drawn, equality_of
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ EXAMPLES: tuple[tuple[str, dict[str, str]], ...] = (
     ("examples/mlp.py", {}),
     ("examples/gpt2.py", {"seq_len": "32", "layers": "2", "width": "96", "vocabulary": "1000"}),
     ("examples/resnet50.py", {"image": "32"}),
+    ("examples/resnet50.py", {}),
 )
 
 
@@ -118,17 +124,22 @@ def _rows(found: dict[str, Tally]) -> list[str]:
     return rows
 
 
-def _examples() -> list[str]:
-    rows = ["| command | seconds | answer | found |", "|---|---|---|---|"]
+def _examples(*, alone: bool) -> list[str]:
+    rows = ["| command | examples | seconds | answer | found |", "|---|---|---|---|---|"]
     for target, parameters in EXAMPLES:
+        words = [target, *(w for k, v in parameters.items() for w in ("--set", f"{k}={v}"))]
         began = time.monotonic()
-        made = run_verify(VerifyRequest(target=target, parameters=parameters), print)
+        done = subprocess.run(
+            [*(ALONE if alone else ()), sys.executable, "-m", "memfit", "verify", "--json", *words],
+            capture_output=True,
+            check=False,
+        )
         took = time.monotonic() - began
-        words = " ".join(f"--set {k}={v}" for k, v in parameters.items())
+        made = from_json(done.stdout, Verification, origin=target)
         codes = ", ".join(f.code for f in made.findings) or "nothing"
         rows.append(
-            f"| `memfit verify {target}{' ' * bool(words)}{words}` | {took:.1f} | {made.outcome} | "
-            f"{codes} |"
+            f"| `memfit verify {' '.join(words)}` | {made.logical_batch} | {took:.1f} | "
+            f"{made.outcome} | {codes} |"
         )
     return rows
 
@@ -137,14 +148,18 @@ def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--alone", action="store_true", help="run the examples before all other programs (root)"
+    )
     words = parser.parse_args()
-    examples = _examples()
+    examples = _examples(alone=words.alone)
     words.out.write_text(
         "\n".join(
             [
                 "# What `memfit verify` can tell",
                 "",
-                "Made by `PYTHONPATH=. python -m tests.benchmarks.verification --out PAGE`.",
+                "Made by `PYTHONPATH=. python -m tests.benchmarks.verification --alone --out "
+                "reports/verify.md`.",
                 "",
                 f"{MODELS} random models (up to six layers of six kinds, inputs from a thousandth "
                 "to a thousand times",
@@ -157,9 +172,9 @@ def main() -> None:
                 "",
                 *_rows(tallies()),
                 "",
-                f"The examples on {torch.get_num_threads()} threads of a CPU, from the command to "
-                "its answer, start of the process",
-                "included:",
+                f"The examples on {os.cpu_count()} cores"
+                f"{', before all other programs (`chrt -r 1`)' if words.alone else ''}, from the "
+                "command to its answer:",
                 "",
                 *examples,
                 "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,21 +93,50 @@ def how_to_scale(subject: Subject) -> str:
     return f"a smaller model shows the same: --set ({', '.join(sizes)})"
 
 
-def fits_in_float64(subject: Subject) -> bool:
+class PassMemory:
+    """What a pass in float32 adds to the memory in use, at its peak."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Note what is in use before it."""
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self._before = self._in_use()
+
+    def _in_use(self) -> int:
+        if self._device.type == "cuda":
+            return int(torch.cuda.memory_allocated(self._device))
+        return int(psutil.Process().memory_info().rss)
+
+    def peak_bytes(self) -> int:
+        """Return the peak since then, in bytes."""
+        if self._device.type == "cuda":
+            peak = int(torch.cuda.max_memory_allocated(self._device))
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return max(0, peak - self._before)
+
+
+def fits_in_float64(subject: Subject, pass_bytes: int) -> bool:
     """Whether there is memory for comparing in float64.
+
+    Args:
+        subject: The workload and its model.
+        pass_bytes: What a pass over the batch adds in float32.
 
     Raises:
         WorkloadError: When there is none for float32 either.
     """
     number = sum(p.numel() for p in subject.model.parameters())
     free = _free_bytes(subject.device)
-    if number * 8 * _COPIES <= free:
+    needed = 4 * number * _COPIES + pass_bytes
+    if 2 * needed <= free:
         return True
-    if number * 4 * _COPIES <= free:
+    if needed <= free:
         return False
     raise WorkloadError(
-        f"comparing {number:,} parameters takes about {format_bytes(number * 4 * _COPIES)} in "
-        f"float32, and {format_bytes(free)} are free",
+        f"comparing {number:,} parameters takes about {format_bytes(needed)} in float32, and "
+        f"{format_bytes(free)} are free",
         hint=how_to_scale(subject),
     )
 

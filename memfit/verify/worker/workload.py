@@ -22,7 +22,7 @@ from memfit.verify.worker.gradients import Gradient, difference, is_finite
 from memfit.verify.worker.lossgraph import LossReading, read_loss
 from memfit.verify.worker.nature import loss_nature
 from memfit.verify.worker.randomness import Draw, Draws, OtherGenerators
-from memfit.verify.worker.sizing import choose_size, fits_in_float64
+from memfit.verify.worker.sizing import PassMemory, choose_size, fits_in_float64
 from memfit.verify.worker.state import Mixer, MixerSearch, SizeWatch
 from memfit.verify.worker.subject import NoStep, Subject
 
@@ -81,6 +81,7 @@ class WorkloadCheck:
         self._splits = choose_splits(logical_batch, microbatch)
         self._draws: tuple[Draw, ...] = ()
         self._terms = 1
+        self._pass_bytes = 0
         self._changed: dict[str, float] = {}
 
     def run(self) -> Checked:
@@ -105,7 +106,7 @@ class WorkloadCheck:
 
     def _in_float64(self, batch: Any) -> tuple[Gradient, float] | None:
         """Compute the physical batch in float64, or say why not."""
-        if not fits_in_float64(self._subject):
+        if not fits_in_float64(self._subject, self._pass_bytes):
             why = "there is too little memory to compare in float64"
         else:
             self._tell("the physical batch in float64")
@@ -138,11 +139,13 @@ class WorkloadCheck:
         self._tell("looking at one forward and backward pass")
         subject.reset()
         others = OtherGenerators()
+        memory = PassMemory(subject.device)
         with SizeWatch(subject.model) as sizes, Draws(still=False) as draws:
             value = subject.loss(batch)
         self._terms, self._draws = sizes.largest, draws.seen
         reading, first = read_loss(value), float(value.detach())
         value.backward()  # type: ignore[no-untyped-call]
+        self._pass_bytes = memory.peak_bytes()
         drawn = others.drawn()
         if drawn:
             self._find(
