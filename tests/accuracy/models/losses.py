@@ -52,7 +52,7 @@ def _odds_ratio(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
     return 0.1 * F.logsigmoid(odds)
 
 
-def _left_alive(config: Config) -> tuple[torch.Tensor, ...]:
+def left_alive(config: Config) -> tuple[torch.Tensor, ...]:
     """Allocate what the rows of the compiled kernel, which ran before, left alive: an inference.
 
     Every row is higher by the same bytes, whatever its batch: 2,084.05 MiB at 1,024 tokens,
@@ -92,7 +92,6 @@ def simpo(config: Config) -> Bench:
 
 def _preference(config: Config, compare: Callable[..., torch.Tensor]) -> Bench:
     """Log-likelihood of the chosen half, and the comparison of both halves."""
-    left = _left_alive(config)
     # The kernel's module and the reference are both built; one of them is measured.
     head, other = (_head(config["H"], config) for _ in range(2))
     batch, length = config["B"], config["T"]
@@ -116,7 +115,7 @@ def _preference(config: Config, compare: Callable[..., torch.Tensor]) -> Bench:
         each = _likelihood(logits, targets)
         return likelihood + compare(each[:half], each[half:]).mean()
 
-    return Bench(early if length == EARLY_LENGTH else forward, retain=False, kept=(other, left))
+    return Bench(early if length == EARLY_LENGTH else forward, retain=False, kept=(other,))
 
 
 def kto(config: Config) -> Bench:

@@ -166,6 +166,7 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gates, downs, before, flat, x, *_ = ctx.saved_tensors
+        gradient = gradient.contiguous()  # that of a sum is one number, seen as many
         rows, kind = before.shape[0], gradient.dtype
         of_before = torch.empty(before.shape, dtype=kind, device="cuda")
         weighted = torch.empty(rows, downs.shape[2], dtype=kind, device="cuda")
