@@ -104,6 +104,8 @@ def verify(
         )
     if out is not None and out.exists() and not force:
         raise UsageError(f"{out} exists", hint="use --force to replace it")
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", hint="make it, or name another file")
     probed = _probe_in(into) if into is not None else None
     from memfit.cli.verified import Telling, render_verification  # noqa: PLC0415
     from memfit.folder import write_whole  # noqa: PLC0415

@@ -78,6 +78,7 @@ def test_a_script_is_run_with_its_words_and_its_output_kept_apart(folder: Path) 
     [
         (("right.py", "--device", "rtx-4090"), 2, "kernels compute nothing"),
         (("right.py", "--device", "banana"), 2, "use --device cpu"),
+        (("right.py", "--out", "nowhere/x.json"), 2, "there is no folder nowhere"),
         (("right.py", "-B", "1"), 2, "nothing to accumulate"),
         (("right.py", "-B", "0"), 2, "nothing to accumulate"),
         (("right.py", "-D", "9", "-B", "8"), 2, "do not go round 9 replicas"),
