@@ -48,6 +48,8 @@ _OVERWRITES = frozenset(
     )
 )
 """In-place operations after which nothing is left of what was there."""
+_CONSTANTS = frozenset(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones"))
+"""Operations whose result has nothing of their input but its form."""
 _SUMMARIES = frozenset(("all", "any", "sum", "count_nonzero"))
 """What is asked of flags as a whole; of blank ones, the answer is assumed."""
 
@@ -286,8 +288,9 @@ class ValueMode(TorchDispatchMode):
             if twin is None:
                 return False
             twins[id(tensor)] = twin
-        assumed = any(map(self._is_assumed, inputs))
-        blank = any(map(self._is_blank, inputs))
+        constant = func._schema.name.removeprefix("aten::") in _CONSTANTS  # noqa: SLF001
+        assumed = not constant and any(map(self._is_assumed, inputs))
+        blank = not constant and any(map(self._is_blank, inputs))
         try:
             with _private_random(func):
                 result = func(*_on_host(args, twins), **_host_options(_on_host(kwargs, twins)))

@@ -213,7 +213,7 @@ def chosen(*numbers):
     flags = []
     for number in numbers:
         those = torch.where(x > 0)[0]
-        flags.append(torch.zeros(5000, dtype=torch.uint8, device="cuda"))
+        flags.append(torch.zeros_like(x > 0, dtype=torch.uint8))
         flags[-1][those[torch.randperm(those.numel(), device="cuda")[:number]]] = 1
     return flags
 def count(flags):
