@@ -48,7 +48,8 @@ def workload_error(
     smaller = max(
         (t.spec.split.microbatch for t in earlier if t.verdict is Verdict.FITS), default=0
     )
-    if 0 < smaller < result.spec.split.microbatch:
+    # What memfit's own checks find is so at every size.
+    if evidence.hint is None and 0 < smaller < result.spec.split.microbatch:
         advice.append(
             f"microbatch {smaller} ran: if only larger ones fail, --max-microbatch "
             f"{result.spec.split.microbatch - 1} leaves them out"

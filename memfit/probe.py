@@ -70,6 +70,8 @@ LEAST_GROUPS = 2
 """Groups of a search trial: one that makes the optimizer's state, and one that runs with it."""
 _LOAD_TIMEOUT_S = 900.0
 """Longest time that importing torch and the user's code may take."""
+_LOAD_LEAST_S = 60.0
+"""What it may take where trials have to be shorter."""
 _LEDGER_MICROBATCHES = 3
 """Microbatches of a group in which allocations are noted; further ones are nearly always alike, and
 noting takes several times as long as running."""
@@ -118,7 +120,7 @@ def run_probe(
         request.target,
         request.parameters,
         environment=environment,
-        load_timeout_s=_LOAD_TIMEOUT_S,
+        load_timeout_s=_load_timeout(request.trial_timeout_s),
         on_mark=listener.progressed,
         lane=lane,
     ) as runner:
@@ -148,6 +150,11 @@ def run_probe(
         finally:
             if folder is not None:
                 folder.close()
+
+
+def _load_timeout(trial_timeout_s: float | None) -> float:
+    """Importing may take as long as a trial, but torch has to be imported whatever that is."""
+    return min(_LOAD_TIMEOUT_S, max(trial_timeout_s or math.inf, _LOAD_LEAST_S))
 
 
 def _slug(name: str) -> str:
@@ -350,9 +357,11 @@ class _Probe:
     def _kept_words(self) -> str | None:
         if not self._trials:
             return None
+        count = len(self._trials)
+        trials = "1 finished trial is" if count == 1 else f"{count} finished trials are"
         return (
-            f"{len(self._trials)} finished trials are kept in {self._folder.path}: "
-            "the same command goes on from them; once the workload was changed, use --force"
+            f"{trials} kept in {self._folder.path}: "
+            "the same command goes on from there; once the workload was changed, use --force"
         )
 
     def _trial_spec(

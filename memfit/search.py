@@ -177,9 +177,13 @@ def story(
 def expected_room(
     candidates: Candidates, outcomes: Sequence[Outcome], *, limit_bytes: int
 ) -> int | None:
-    """Estimate the largest microbatch that would fit were it a candidate; None when unknown."""
+    """Estimate the largest microbatch that would fit were it a candidate; None when unknown.
+
+    It takes two sizes that fitted: what a failed trial had asked for until then is only the least
+    that its size needs.
+    """
     state = _State(candidates, outcomes, limit_bytes)
-    if state.best is None or state.growth is None:
+    if state.best is None or state.growth is None or len(state.fitted) == 1:
         return None
     room = state.growth.room(limit_bytes)
     if room is not None and state.ceiling is not None:

@@ -188,7 +188,7 @@ class ImportedWorkload:
             make=make,
             info=WorkloadInfo(
                 name=found.__name__,
-                description=(inspect.getdoc(found) or "").strip().partition("\n\n")[0],
+                description=inspect.cleandoc(found.__doc__ or "").strip().partition("\n\n")[0],
                 target=self.target,
                 path=str(self.path) if self.path else None,
                 sha256=self.sha256,

@@ -484,13 +484,16 @@ def test_the_story_gives_a_reason_for_each_trial() -> None:
 
 
 def test_expected_room() -> None:
-    search = Search(exact(479), Memory())
-    search.run()
-    assert expected_room(search.sizes, search.outcomes, limit_bytes=LIMIT) is not None
     search = Search(exact(480), Memory())
     assert expected_room(search.sizes, (), limit_bytes=LIMIT) is None
     search.run()
     assert expected_room(search.sizes, search.outcomes, limit_bytes=LIMIT) == 22
+
+
+def test_one_size_that_fits_and_one_that_fails_early_tell_no_room() -> None:
+    search = Search(exact(479), Memory(blind=True))
+    assert certificate_of(search.run()).microbatch == 1
+    assert expected_room(search.sizes, search.outcomes, limit_bytes=LIMIT) is None
 
 
 def test_outcomes_are_taken_from_trials() -> None:

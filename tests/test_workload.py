@@ -115,6 +115,13 @@ def test_the_one_workload_of_a_file_is_taken(write: Write) -> None:
     assert len(info.sha256) == 64
 
 
+def test_a_class_without_words_of_its_own_has_no_description(write: Write) -> None:
+    words = PARAMETERS.replace("'''A small one.", "_said = '''A small one.")
+
+    info = load(write(words), {}).info
+    assert (info.name, info.description) == ("Small", "")
+
+
 def test_a_workload_of_a_module_is_found_by_its_dotted_name(write: Write) -> None:
     write("", "package/__init__.py")
     write(PARAMETERS, "package/work.py")

@@ -73,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Run this process's command and end it, without taking apart all that it imported."""
+    _open_what_is_closed()
     status = main()
     try:
         sys.stdout.flush()
@@ -80,3 +81,13 @@ def command() -> NoReturn:
     except OSError:  # as Python itself does where what it printed cannot be written
         status = status or 120
     os._exit(status)
+
+
+def _open_what_is_closed() -> None:
+    """Give a process that was started without stdin, stdout or stderr the null device there.
+
+    Otherwise the next file that is opened would take the place of the missing one.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123

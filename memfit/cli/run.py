@@ -125,7 +125,7 @@ def _render(result: RunResult, console: Console) -> None:
         soft_wrap=True,
     )
     if not result.processes:
-        console.print("no process of this program used the virtual device")
+        console.print(Text(_unused(result)), soft_wrap=True)
         return
     console.print(_table(result))
     for process in result.processes:
@@ -134,6 +134,18 @@ def _render(result: RunResult, console: Console) -> None:
     console.print("limits:")
     for sentence in result.limits:
         console.print(Text(f"- {sentence}"), soft_wrap=True)
+
+
+def _unused(result: RunResult) -> str:
+    """Say why there are no figures; a process that is killed leaves none before its first step."""
+    if result.signal is not None:
+        return f"ended by {result.signal}, before any process told what it used (virtual)"
+    if result.exit_status:
+        return (
+            f"no process of this program told of a use of the virtual device (exit status "
+            f"{result.exit_status}); one that is killed before its first optimizer step tells none"
+        )
+    return "no process of this program used the virtual device"
 
 
 def _table(result: RunResult) -> Table:
@@ -152,12 +164,20 @@ def _table(result: RunResult) -> Table:
                 table.add_row(
                     _short(process),
                     f"virtual {device.device}",
-                    _MOMENTS[phase.until],
+                    _until(process, phase.until),
                     words.size(phase.peak_allocated_bytes),
                     words.size(phase.peak_reserved_bytes),
                     words.size(phase.device_used_bytes),
                 )
     return table
+
+
+def _until(process: RunProcess, moment: str) -> str:
+    """Name the moment up to which figures are; a killed process tells only what it had written."""
+    killed = process.signal is not None or (
+        process.ending is None and process.exit_status is None and process.exception is None
+    )
+    return "as last written" if killed and moment == "end" else _MOMENTS[moment]
 
 
 def _short(process: RunProcess) -> str:

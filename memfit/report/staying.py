@@ -65,7 +65,8 @@ def tuned(result: ProbeResult) -> str | None:
     if found is None:
         return None
     if found.split is None or found.trial is None:
-        return f"{found.allocator} lets no larger microbatch fit ({found.trials} trials)."
+        tried = f"{found.trials} trial{'' if found.trials == 1 else 's'}"
+        return f"{found.allocator} lets no larger microbatch fit ({tried})."
     virtual = " (virtual)" if found.trial.spec.device.kind is DeviceKind.VIRTUAL else ""
     peak, limit = found.trial.peak_bytes, found.trial.spec.device.limit_bytes
     told = "" if peak is None else f", peak {format_bytes(peak)} of {format_bytes(limit)}{virtual}"

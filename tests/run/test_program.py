@@ -70,6 +70,22 @@ def test_the_exit_status_is_the_programs_own(
 
 
 @pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", "ended by SIGKILL, before any process told what it used"),
+        ("os.abort()", "ended by SIGABRT, before any process told what it used"),
+        ("os._exit(3)", "no process of this program told of a use of the virtual device"),
+    ],
+)
+def test_a_program_that_ends_before_it_tells_anything_is_not_said_to_have_used_nothing(
+    desk: Desk, code: str, said: str
+) -> None:
+    ended = desk.run(f"import os\n{code}")
+    assert said in ended.err
+    assert "used the virtual device" not in ended.err.replace(said, "")
+
+
+@pytest.mark.parametrize(
     ("words", "error"),
     [
         (["--device", CARD], "there is no program to run"),
