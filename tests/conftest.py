@@ -1,8 +1,19 @@
 """What the tests share."""
 
+import signal
+
 import pytest
 
 from memfit import virtual
+
+
+def pytest_configure():
+    """Let tests interrupt what they start, also where these tests run as a background job.
+
+    A shell starts such a job with SIGINT ignored, which every process under it would inherit.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
