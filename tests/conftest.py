@@ -8,12 +8,14 @@ from memfit import virtual
 
 
 def pytest_configure():
-    """Let tests interrupt what they start, also where these tests run as a background job.
+    """Let tests stop what they start, also where these tests run as a background job.
 
-    A shell starts such a job with SIGINT ignored, which every process under it would inherit.
+    A shell, or nohup, starts such a job with signals ignored, which all under it would inherit.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            usual = signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items):
