@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 Config = dict[str, Any]
+CALLS = 10
+"""Calls of which a row tells the median peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,17 @@ class Bench:
             torch.autograd.grad(output, self.inputs, gradient, retain_graph=self.retain)
         else:
             output.backward(gradient, retain_graph=self.retain)
+
+
+def median_peak(call: Callable[[], Any]) -> int:
+    """Return the median of the peaks of ten calls, in bytes."""
+    peaks = []
+    for _ in range(CALLS):
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        peaks.append(torch.cuda.max_memory_allocated())
+    peaks.sort()
+    return (peaks[CALLS // 2 - 1] + peaks[CALLS // 2]) // 2
 
 
 def dtype_of(config: Config) -> torch.dtype:

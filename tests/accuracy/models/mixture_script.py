@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from tests.accuracy.models import mixture
-from tests.accuracy.models.bench import Bench, Config
+from tests.accuracy.models.bench import Bench, Config, median_peak
 
 MODES = ("full", "forward", "backward")
-CALLS = 10
 TILE = 64
 """Tokens of one tile of the kernels."""
 ROUTED_AT_ONCE = 1024
@@ -96,13 +95,7 @@ def _time(bench: Bench, mode: str) -> None:
 
 def _median_peak(bench: Bench, mode: str) -> int:
     call = _call(bench, mode)
-    peaks = []
-    for _ in range(CALLS):
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        peaks.append(torch.cuda.max_memory_allocated())
-    peaks.sort()
-    return (peaks[CALLS // 2 - 1] + peaks[CALLS // 2]) // 2
+    return median_peak(call)
 
 
 def compiled(config: Config, tuned: set[str]) -> Bench:

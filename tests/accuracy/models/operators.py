@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from tests.accuracy.models import losses
-from tests.accuracy.models.bench import Bench, Config, dtype_of, random
+from tests.accuracy.models.bench import Bench, Config, dtype_of, median_peak, random
 
-CALLS = 10
 ALWAYS_FULL = frozenset({"group_norm"})
 """Operators whose rows are alike in every mode: all of them ran forward and backward."""
 _MASKED = -1e9
@@ -42,13 +41,7 @@ def _median_peak(bench: Bench, operator: str, mode: str) -> int:
         def call() -> None:
             bench.backward(bench.forward() if output is None else output, gradient)
 
-    peaks = []
-    for _ in range(CALLS):
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        peaks.append(torch.cuda.max_memory_allocated())
-    peaks.sort()
-    return (peaks[CALLS // 2 - 1] + peaks[CALLS // 2]) // 2
+    return median_peak(call)
 
 
 def _forget_gradients(bench: Bench) -> None:

@@ -7,13 +7,13 @@ rows of speed. Left alive before them, the rows with two examples are higher by 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from tests.accuracy.models import losses
-from tests.accuracy.models.bench import Bench, Config
+from tests.accuracy.models.bench import Bench, Config, median_peak
 
-CALLS = 10
 CACHE_BYTES = 256_000_000
 """What Triton's timing overwrote between runs at that time, to empty the card's cache."""
 TIMED = 7
@@ -38,7 +38,7 @@ def _measure(build: Callable[[Config], Bench], configs: list[Config]) -> dict[st
         for config in configs:
             _time(build(config), backward=backward)
     left = losses.left_alive(configs[0])
-    peaks = [_median_peak(build(config)) for config in configs]
+    peaks = [median_peak(partial(_call, build(config), backward=True)) for config in configs]
     del left
     return {"full": peaks}
 
@@ -55,13 +55,3 @@ def _time(bench: Bench, *, backward: bool) -> None:
     for _ in range(TIMED):
         _call(bench, backward=backward)
     del overwritten
-
-
-def _median_peak(bench: Bench) -> int:
-    peaks = []
-    for _ in range(CALLS):
-        torch.cuda.reset_peak_memory_stats()
-        _call(bench, backward=True)
-        peaks.append(torch.cuda.max_memory_allocated())
-    peaks.sort()
-    return (peaks[CALLS // 2 - 1] + peaks[CALLS // 2]) // 2
