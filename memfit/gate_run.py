@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +18,7 @@ from memfit.baseline import (
     write_baseline,
     writing,
 )
+from memfit.devices.cores import cores
 from memfit.devices.select import DEFAULT_HEADROOM
 from memfit.errors import CannotJudge, Interrupted, MemfitError, NothingFits, UsageError
 from memfit.explain import workload_error
@@ -342,7 +341,7 @@ def _each(work: Callable[[Job, Lane], Done], jobs: Sequence[Job]) -> list[Done]:
         finally:
             lane.close()
 
-    with ThreadPoolExecutor(max_workers=_cores()) as pool:
+    with ThreadPoolExecutor(max_workers=cores()) as pool:
         futures: list[Future[Done]] = [pool.submit(do, job) for job in jobs]
         try:
             return [future.result() for future in futures]
@@ -353,9 +352,3 @@ def _each(work: Callable[[Job, Lane], Done], jobs: Sequence[Job]) -> list[Done]:
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted; nothing was written") from None
             raise
-
-
-def _cores() -> int:
-    with suppress(AttributeError):
-        return max(len(os.sched_getaffinity(0)), 1)
-    return os.cpu_count() or 1

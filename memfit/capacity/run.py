@@ -6,7 +6,6 @@ was.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import os
@@ -39,6 +38,7 @@ from memfit.capacity.table import (
     CapacityTable,
     CellStatus,
 )
+from memfit.devices.cores import cores
 from memfit.errors import Interrupted, MemfitError, UsageError
 from memfit.folder import RESULT
 from memfit.probe import UnsavedAnswer, run_probe
@@ -142,13 +142,7 @@ def _slug(name: str) -> str:
 def _jobs(request: PlanRequest, cells: int) -> int:
     """How many cells run at once: one for each core that there is memory for."""
     room = psutil.virtual_memory().available // _LANE_BYTES
-    return max(1, min(request.jobs or _cores(), cells, request.jobs or room))
-
-
-def _cores() -> int:
-    with contextlib.suppress(AttributeError):  # not on every system
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return max(1, min(request.jobs or cores(), cells, request.jobs or room))
 
 
 _Ends = queue.SimpleQueue[tuple[Ask, "TrialResult | str | CapacityCell | BaseException"]]

@@ -7,7 +7,6 @@ is run again, by itself.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Self
 
 import psutil
 
+from memfit.devices.cores import cores
 from memfit.records import TrialResult, TrialSpec, Verdict
 from memfit.trial.runner import TrialRunner
 from memfit.units import GIB
@@ -27,11 +27,6 @@ _SOUND = {Verdict.FITS, Verdict.OOM, Verdict.THRASH, Verdict.SIZE_LIMIT}
 """Verdicts that another trial on the same host cannot have brought about."""
 
 
-def cores() -> int:
-    """Return the processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-
-
 def nothing() -> tuple[TrialSpec, ...]:
     """Foresee nothing."""
     return ()
@@ -39,15 +34,15 @@ def nothing() -> tuple[TrialSpec, ...]:
 
 @dataclass(eq=False)
 class _Job:
-    """A trial that runs in one of the lanes."""
+    """A trial that runs on one of the sides."""
 
-    lane: _Lane
+    side: _Side
     future: Future[TrialResult]
     beside: bool = False
     """Whether another trial ran at the same time."""
 
 
-class _Lane:
+class _Side:
     """A runner and the thread that waits for its trials; what a thread starts ends with it."""
 
     def __init__(self, runner: TrialRunner) -> None:
@@ -80,7 +75,7 @@ class TrialPool:
         """
         self._runner = runner
         self._may_double = side_by_side
-        self._lanes: list[_Lane] = []
+        self._sides: list[_Side] = []
         self._jobs: dict[TrialSpec, _Job] = {}
         """What runs or has run, by its question."""
 
@@ -99,7 +94,7 @@ class TrialPool:
             spec: The trial.
             following: Foresees the trials after it.
         """
-        if not self._lanes:  # the first trial finds what the second runner starts with
+        if not self._sides:  # the first trial finds what the second runner starts with
             result = self._runner.run(spec)
             self._double()
             return result
@@ -116,12 +111,12 @@ class TrialPool:
     def close(self) -> None:
         """End what still runs, and the second runner; from now on trials run one at a time."""
         self._may_double = False
-        for lane in self._lanes:
-            lane.halt()
-            lane.thread.shutdown()
-            if lane.runner is not self._runner:
-                lane.runner.close()
-        self._lanes.clear()
+        for side in self._sides:
+            side.halt()
+            side.thread.shutdown()
+            if side.runner is not self._runner:
+                side.runner.close()
+        self._sides.clear()
         self._jobs.clear()
         self._runner.tells = True
 
@@ -136,22 +131,22 @@ class TrialPool:
         if other is None:
             self._may_double = False
             return
-        self._lanes = [_Lane(self._runner), _Lane(other)]
+        self._sides = [_Side(self._runner), _Side(other)]
 
     def _start(self, spec: TrialSpec) -> _Job | None:
-        """Start a trial in a lane that is free, if there is one."""
-        for lane in self._lanes:
-            if lane.job is None or lane.job.future.done():
+        """Start a trial on a side that is free, if there is one."""
+        for side in self._sides:
+            if side.job is None or side.job.future.done():
                 beside = [other for other in self._jobs.values() if not other.future.done()]
-                job = self._jobs[_question(spec)] = lane.start(spec)
+                job = self._jobs[_question(spec)] = side.start(spec)
                 for each in (job, *beside) if beside else ():
                     each.beside = True
                 return job
         return None
 
     def _wait(self, job: _Job, following: Following) -> None:
-        for lane in self._lanes:
-            lane.runner.tells = lane is job.lane
+        for side in self._sides:
+            side.runner.tells = side is job.side
         foreseen: list[TrialSpec] | None = None
         while not job.future.done():
             if foreseen is None:
