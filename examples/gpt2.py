@@ -78,6 +78,8 @@ class GPT2(memfit.Workload):
     dropout: float = 0.1
     checkpointing: bool = False
 
+    verify_with = {"seq_len": 64, "layers": 2, "width": 192, "vocabulary": 1000}
+
     def model(self) -> nn.Module:
         model = Transformer(
             self.vocabulary, self.seq_len, self.width, self.heads, self.layers, self.dropout

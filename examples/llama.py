@@ -99,6 +99,16 @@ class Llama(memfit.Workload):
     hidden: int = 11008
     layers: int = 32
 
+    verify_with = {
+        "seq_len": 64,
+        "vocabulary": 1000,
+        "width": 256,
+        "heads": 4,
+        "groups": 4,
+        "hidden": 688,
+        "layers": 2,
+    }
+
     def model(self) -> nn.Module:
         return Transformer(
             self.vocabulary, self.width, self.heads, self.groups, self.hidden, self.layers

@@ -63,6 +63,8 @@ class ResNet50(memfit.Workload):
     classes: int = 1000
     channels_last: bool = False
 
+    verify_with = {"image": 64}
+
     def model(self) -> nn.Module:
         model = resnet50(self.classes)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model

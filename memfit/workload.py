@@ -38,6 +38,10 @@ class Workload:
     Every annotated field of the subclass is a parameter: `--set name=value` changes it.
     """
 
+    verify_with: ClassVar[Mapping[str, Parameter]] = {}
+    """Parameters of a smaller copy, which `memfit verify` takes unless told otherwise: what
+    accumulation does to gradients shows in a few narrow layers as well."""
+
     _device: ClassVar[torch.device | None] = None
 
     def __init__(self, **parameters: Any) -> None:
@@ -165,6 +169,33 @@ class ImportedWorkload:
     path: Path | None
     """The user's file, or None for a module."""
     sha256: str | None
+
+    def small(self) -> dict[str, Parameter]:
+        """Return the parameters of the smaller copy that the workload says `verify` may take.
+
+        Raises:
+            WorkloadError: When it names what is no parameter, or a value that one does not take.
+        """
+        given: Any = self.found.verify_with
+        if not isinstance(given, Mapping):
+            raise WorkloadError(
+                f"{self.found.__name__}.verify_with is a {type(given).__name__}",
+                hint='write a dict of parameters, as in verify_with = {"layers": 2}',
+            )
+        with user_code(f"the annotations of {self.found.__name__} cannot be read"):
+            known = _annotations(self.found)
+        for name, value in given.items():
+            sets = f"{self.found.__name__}.verify_with sets {name}={value}"
+            if name not in known:
+                raise WorkloadError(
+                    f"{sets}, and there is no such parameter",
+                    hint=f"it has {', '.join(sorted(known))}" if known else "it has none at all",
+                )
+            try:
+                msgspec.convert(value, known[name], strict=False)
+            except msgspec.ValidationError:
+                raise WorkloadError(f"{sets}, and it takes {_type_words(known[name])}") from None
+        return dict(given)
 
     def with_parameters(self, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
         """Resolve the parameters.

@@ -1,10 +1,14 @@
 """What the tests share."""
 
+import os
 import signal
 
 import pytest
 
 from memfit import virtual
+
+# Read once, when torch is imported: beside each other, tests whose threads spin only wait.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_configure():

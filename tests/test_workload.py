@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memfit.errors import UsageError, WorkloadError
-from memfit.workload import Workload, load, split_target, user_traceback
+from memfit.workload import Workload, import_workload, load, split_target, user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -418,3 +418,27 @@ def test_a_traceback_tells_files_by_their_path_in_the_project_or_the_packages(
 
     assert 'File "mine.py", line 2, in call\n    other()' in told
     assert 'File "lib/deep.py", line 2, in fail\n    raise ValueError' in told
+
+
+def test_a_smaller_copy_is_no_parameter_and_changes_nothing_by_itself(write: Write) -> None:
+    target = write(PARAMETERS + "        verify_with = {'layers': 1, 'limit': None}\n")
+    imported = import_workload(target)
+
+    assert imported.small() == {"layers": 1, "limit": None}
+    assert "verify_with" not in imported.with_parameters({}).info.parameters
+    assert imported.with_parameters({}).info.parameters["layers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("{'layer': 1}", "layer=1, and there is no such parameter"),
+        ("{'layers': 'few'}", "layers=few, and it takes int"),
+        ("'layers'", "is a str"),
+    ],
+)
+def test_a_smaller_copy_that_cannot_be_made_is_told(write: Write, said: str, words: str) -> None:
+    target = write(PARAMETERS + f"        verify_with = {said}\n")
+
+    with pytest.raises(WorkloadError, match=words):
+        import_workload(target).small()

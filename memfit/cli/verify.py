@@ -44,6 +44,10 @@ def verify(
             "--set", metavar="NAME=VALUE", help="Set a parameter of the workload; scales it down."
         ),
     ] = None,
+    full_size: Annotated[
+        bool,
+        typer.Option("--full-size", help="Leave out the workload's own verify_with."),
+    ] = False,
     logical_batch: Annotated[
         int | None,
         typer.Option(
@@ -118,6 +122,7 @@ def verify(
         script=script,
         arguments=arguments or (),
         parameters=parse_settings(settings or []),
+        full_size=full_size,
         logical_batch=logical_batch,
         microbatch=microbatch,
         replicas=replicas,

@@ -419,6 +419,8 @@ class Nursery:
         ours, theirs = socket.socketpair()
         self._second, second = socket.socketpair()
         variables = {
+            # Threads that spin while they wait make trials on a busy machine much slower.
+            "OMP_WAIT_POLICY": "passive",
             **os.environ,
             # torch must not start CUDA only to say whether there is a GPU.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

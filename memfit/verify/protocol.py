@@ -33,6 +33,8 @@ class Task(msgspec.Struct, kw_only=True):
     target: str
     kind: Literal["workload", "script"]
     parameters: dict[str, Parameter]
+    full_size: bool
+    """Whether the workload's own `verify_with` is left out."""
     arguments: list[str]
     """Words of the script."""
     logical_batch: int | None

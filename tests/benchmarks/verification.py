@@ -1,6 +1,6 @@
 """What `memfit verify` tells from rounding, and how long it takes on the examples.
 
-    PYTHONPATH=. python -m tests.benchmarks.verification --alone --out reports/verify.md
+    PYTHONPATH=. python -m tests.benchmarks.verification --out reports/verify.md
 
 A hundred random models are compared in float64 and in float32: once as they are, and then with the
 weight of each microbatch in turn one percent too large and too small.
@@ -30,7 +30,6 @@ from memfit.records import from_json
 from memfit.report.verified import percent
 from memfit.verification import Verification
 from memfit.verify.splits import choose_splits
-from tests.benchmarks.gate import ALONE
 from tests.verify.test_tolerance import Drawn, drawn, equality_of
 
 if TYPE_CHECKING:
@@ -40,11 +39,12 @@ if TYPE_CHECKING:
 
 MODELS = 100
 PERCENT = 0.01
-EXAMPLES: tuple[tuple[str, dict[str, str]], ...] = (
-    ("examples/mlp.py", {}),
-    ("examples/gpt2.py", {"seq_len": "32", "layers": "2", "width": "96", "vocabulary": "1000"}),
-    ("examples/resnet50.py", {"image": "32"}),
-    ("examples/resnet50.py", {}),
+EXAMPLES: tuple[tuple[str, ...], ...] = (
+    ("examples/mlp.py",),
+    ("examples/gpt2.py",),
+    ("examples/llama.py",),
+    ("examples/resnet50.py",),
+    ("examples/resnet50.py", "--full-size"),
 )
 
 
@@ -124,18 +124,17 @@ def _rows(found: dict[str, Tally]) -> list[str]:
     return rows
 
 
-def _examples(*, alone: bool) -> list[str]:
+def _examples() -> list[str]:
     rows = ["| command | examples | seconds | answer | found |", "|---|---|---|---|---|"]
-    for target, parameters in EXAMPLES:
-        words = [target, *(w for k, v in parameters.items() for w in ("--set", f"{k}={v}"))]
+    for words in EXAMPLES:
         began = time.monotonic()
         done = subprocess.run(
-            [*(ALONE if alone else ()), sys.executable, "-m", "memfit", "verify", "--json", *words],
+            [sys.executable, "-m", "memfit", "verify", "--json", *words],
             capture_output=True,
             check=False,
         )
         took = time.monotonic() - began
-        made = from_json(done.stdout, Verification, origin=target)
+        made = from_json(done.stdout, Verification, origin=words[0])
         codes = ", ".join(f.code for f in made.findings) or "nothing"
         rows.append(
             f"| `memfit verify {' '.join(words)}` | {made.logical_batch} | {took:.1f} | "
@@ -148,17 +147,14 @@ def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--alone", action="store_true", help="run the examples before all other programs (root)"
-    )
     words = parser.parse_args()
-    examples = _examples(alone=words.alone)
+    examples = _examples()
     words.out.write_text(
         "\n".join(
             [
                 "# What `memfit verify` can tell",
                 "",
-                "Made by `PYTHONPATH=. python -m tests.benchmarks.verification --alone --out "
+                "Made by `PYTHONPATH=. python -m tests.benchmarks.verification --out "
                 "reports/verify.md`.",
                 "",
                 f"{MODELS} random models (up to six layers of six kinds, inputs from a thousandth "
@@ -172,9 +168,8 @@ def main() -> None:
                 "",
                 *_rows(tallies()),
                 "",
-                f"The examples on {os.cpu_count()} cores"
-                f"{', before all other programs (`chrt -r 1`)' if words.alone else ''}, from the "
-                "command to its answer:",
+                f"The examples as they are, on {os.cpu_count()} cores with nothing else to do, "
+                "from the command to its answer:",
                 "",
                 *examples,
                 "",

@@ -54,6 +54,7 @@ OPTIONS = {
         "arguments",
         "--script",
         "--set",
+        "--full-size",
         "--logical-batch/-B",
         "--microbatch/-m",
         "--replicas/-D",

@@ -58,6 +58,40 @@ def test_a_workload_that_is_not_ends_with_1_and_names_code_and_place(folder: Pat
     assert found["place"]["line"] == line_of(source, "def loss")
 
 
+SIZED = """
+class Sized(memfit.Workload):
+    width: int = 64
+    verify_with = {"width": 32}
+
+    def model(self):
+        return nn.Linear(self.width, 1)
+
+    def batch(self, m):
+        return torch.randn(m, self.width)
+
+    def loss(self, model, batch):
+        return model(batch).square().mean()
+"""
+
+
+def test_a_workload_is_verified_in_small_where_it_says_so(folder: Path) -> None:
+    (folder / "sized.py").write_text(HEAD + SIZED)
+    small, chosen, whole = (
+        memfit("verify", "sized.py", *words, "--json", cwd=folder)
+        for words in ((), ("--set", "width=8"), ("--full-size",))
+    )
+
+    assert [e.told["parameters"] for e in (small, chosen, whole)] == [
+        {"width": 32},
+        {"width": 8},
+        {"width": 64},
+    ]
+    assert "width=32; --full-size leaves it whole" in small.err
+    assert "was made smaller as its verify_with says: width=32" in small.told["notes"][0]
+    assert "--full-size" not in chosen.err + whole.err
+    assert (chosen.told["notes"], whole.told["notes"]) == ([], [])
+
+
 def test_what_is_accepted_does_not_decide(folder: Path) -> None:
     ended = memfit("verify", "wrong.py", "--accept", "mf203", cwd=folder)
     assert ended.code == 0

@@ -35,7 +35,8 @@ def test_a_sitecustomize_of_the_users_own_still_runs(desk: Desk) -> None:
     own = desk.folder / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import builtins\nbuiltins.customized = __file__\n")
-    ended = desk.run("import sitecustomize; print(customized)", PYTHONPATH=own)
+    found = os.pathsep.join((str(own), os.environ.get("PYTHONPATH", "")))
+    ended = desk.run("import sitecustomize; print(customized)", PYTHONPATH=found)
     assert ended.out.strip() == str(own / "sitecustomize.py")
 
 

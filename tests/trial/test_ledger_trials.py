@@ -214,6 +214,9 @@ def test_a_trial_that_survives_refused_requests_sums_too():
     tight = replace(DEVICE, limit_bytes=3 * GIB)
     asked = replace(spec(51, groups=3), device=tight, precision=Precision.BF16)
     with opened(ROOT / "examples/resnet50.py") as runner:
+        roomy = runner.run(spec(1, precision=Precision.BF16))
+        if any("not plan for a device" in limit for limit in roomy.limits):
+            pytest.skip("this cuDNN cannot plan for a described device")
         measured, noted = pair(runner, asked)
 
     assert any(p.alloc_retries for p in measured.devices[0].phases)

@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 
 from memfit.verification import Outcome
+from memfit.workload import import_workload
 from tests.verify.checking import check_target, outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ["gpt2.py", "llama.py", "resnet50.py"])
+def test_a_large_example_says_what_is_enough_to_verify(name: str) -> None:
+    imported = import_workload(str(EXAMPLES / name))
+    small: dict[str, Any] = imported.small()
+    whole: dict[str, Any] = imported.with_parameters({}).info.parameters
+
+    assert small
+    assert all(value < whole[key] for key, value in small.items())
 
 
 @pytest.mark.parametrize(

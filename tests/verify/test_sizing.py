@@ -58,7 +58,7 @@ def test_three_are_compared_where_a_pass_is_long_and_what_to_do_is_said(
     assert sizing.choose_size(subject, 0, told.append).size == 3
     assert "3 examples are compared instead of 8, for a pass of 2 took 20.0 s" in told[-1]
     assert "minutes in all" in told[-1]
-    assert told[-1].endswith("--set (width=16)")
+    assert told[-1].endswith("--set, or verify_with (width=16)")
     assert sizing.choose_size(subject, 5, told.append).size == 5
 
 
@@ -81,7 +81,7 @@ def test_memory_that_is_short_leads_to_float32_and_then_to_a_refusal(
     monkeypatch.setattr(sizing, "_free_bytes", lambda _: 500)
     with pytest.raises(WorkloadError, match="17 parameters takes about 848 B in float32") as caught:
         sizing.fits_in_float64(subject, 100)
-    assert "--set (width=16)" in (caught.value.hint or "")
+    assert "--set, or verify_with (width=16)" in (caught.value.hint or "")
 
 
 def test_what_is_compared_in_float32_for_want_of_memory_says_so(

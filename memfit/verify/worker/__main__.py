@@ -26,7 +26,7 @@ from memfit.verify.worker.replicas import start_replicas
 from memfit.verify.worker.subject import Subject
 from memfit.verify.worker.workload import WorkloadCheck, accepted
 from memfit.virtual import control
-from memfit.workload import load, user_traceback
+from memfit.workload import import_workload, user_traceback
 
 
 def main() -> None:
@@ -116,7 +116,9 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
             target=task.target,
         )
     try:
-        loaded = load(task.target, task.parameters)
+        imported = import_workload(task.target)
+        small = {} if task.full_size else imported.small()
+        loaded = imported.with_parameters({**small, **task.parameters})
     except UsageError:
         if run_group is None:
             raise
@@ -127,7 +129,13 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
     report.workload = loaded.info.name
     report.sha256 = loaded.info.sha256
     report.parameters = dict(loaded.info.parameters)
-    tell("building the model")
+    taken = [f"{name}={value}" for name, value in small.items() if name not in task.parameters]
+    scaled = (
+        [f"made smaller as its verify_with says: {', '.join(taken)}; --full-size leaves it whole"]
+        if taken
+        else []
+    )
+    tell("building the model" + "".join(f", {words}" for words in scaled))
     subject = Subject(loaded, task.device, task.seed)
     checked = WorkloadCheck(
         subject, task.logical_batch, task.microbatch, tell, fewest=task.replicas + 1
@@ -136,14 +144,17 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
     found += checked.findings
     if task.replicas > 1:
         tell(f"{task.replicas} replicas over gloo")
-        write(folder / TASK, msgspec.structs.replace(task, logical_batch=checked.logical_batch))
+        same = msgspec.structs.replace(
+            task, logical_batch=checked.logical_batch, parameters={**small, **task.parameters}
+        )
+        write(folder / TASK, same)
         ranks = start_replicas(task, folder, frozen=frozen_names(subject))
         report.replicas = ranks.check
         found += ranks.findings
     report.findings = accepted(found, task.accept)
     report.comparisons = checked.comparisons
     report.loss = checked.loss
-    report.notes = checked.notes
+    report.notes = [f"the workload was {words}" for words in scaled] + checked.notes
     report.outcome = decide(report.findings, compared=bool(checked.comparisons))
 
 

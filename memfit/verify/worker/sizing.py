@@ -90,7 +90,7 @@ def how_to_scale(subject: Subject) -> str:
         return (
             "a smaller model shows the same, and the workload has no parameter that --set makes so"
         )
-    return f"a smaller model shows the same: --set ({', '.join(sizes)})"
+    return f"a smaller model shows the same: --set, or verify_with ({', '.join(sizes)})"
 
 
 class PassMemory:
