@@ -108,6 +108,10 @@ class Measured:
     phases: dict[str, int]
 
 
+_WHOLE = ""
+"""Name of the line of the whole trial, among those of its phases."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """Demand as a straight line for each phase, through two measured sizes, and what lies on top.
@@ -119,8 +123,8 @@ class Growth:
     size: int
     """The largest size that fitted."""
     other_size: int
-    lines: tuple[tuple[int, int], ...]
-    """Demand at `size` and at `other_size`, of each phase that both tell, or of the whole."""
+    lines: dict[str, tuple[int, int]]
+    """Demand at `size` and at `other_size`, of each phase that both tell and of the whole."""
     overhead: int
     """Peak less demand at `size`: fragmentation and cache."""
 
@@ -140,33 +144,43 @@ class Growth:
         if not fits:
             return None
         top = fits[-1]
-        lines = []
+        lines = {}
         if len(fits) > 1:
             other = next((fit for fit in reversed(fits) if 2 * fit.size <= top.size), fits[0])
             other_size = other.size
-            lines = [(top.phases[n], other.phases[n]) for n in top.phases if n in other.phases]
-            lines.append((top.demand, other.demand))
+            both = [name for name in top.phases if name in other.phases]
+            lines = {name: (top.phases[name], other.phases[name]) for name in both}
+            lines[_WHOLE] = (top.demand, other.demand)
         elif failed is not None and failed[1] > top.demand:
             other_size = failed[0]
-            lines = [(top.demand, failed[1])]
+            lines = {_WHOLE: (top.demand, failed[1])}
         else:
             return None
         return cls(
             size=top.size,
             other_size=other_size,
-            lines=tuple(lines),
+            lines=lines,
             overhead=max(0, top.peak - top.demand),
         )
 
     @property
     def per_example(self) -> float:
         """Bytes that one more example takes, in the phase that grows fastest."""
-        return max((high - low) / (self.size - self.other_size) for high, low in self.lines)
+        return max(
+            (high - low) / (self.size - self.other_size) for high, low in self.lines.values()
+        )
 
     def demand_at(self, size: int) -> int:
         """Predict the demand of a size: that of the phase that needs most there."""
+        return max(self._at(size).values())
+
+    def phases_at(self, size: int) -> tuple[tuple[str, int], ...]:
+        """Predict the demand of each phase at a size."""
+        return tuple(sorted((n, b) for n, b in self._at(size).items() if n != _WHOLE))
+
+    def _at(self, size: int) -> dict[str, int]:
         away, between = size - self.size, self.size - self.other_size
-        return max(high + (high - low) * away // between for high, low in self.lines)
+        return {n: high + (high - low) * away // between for n, (high, low) in self.lines.items()}
 
     def peak_at(self, size: int) -> int:
         """Predict what is compared with the limit."""
@@ -177,7 +191,7 @@ class Growth:
         between = self.size - self.other_size
         rooms = [
             self.size + int((limit - high - self.overhead) * between / (high - low))
-            for high, low in self.lines
+            for high, low in self.lines.values()
             if (high - low) * between > 0
         ]
         return min(rooms, default=None)

@@ -430,6 +430,32 @@ class _Probe:
     # -- the end -----------------------------------------------------------------------------
 
     def _answer(self, found: Found) -> ProbeResult:
+        draft = self._draft(found)
+        self._listener.decided(draft)
+        answer = self._told_by_block(draft.answer)
+        index = len(self._trials) + 1
+        result = replace(
+            draft,
+            limits=(*limits_of(self._spec), *answer.limits),
+            trials=tuple(answer if t.spec.index == answer.spec.index else t for t in draft.trials),
+            notes=(*draft.notes, *noticed(answer)),
+            tuned=self._tuned(answer),
+            evaluation=self._afterwards.evaluation(answer, index=index)
+            if self._spec.evaluate
+            else None,
+            steadiness=self._afterwards.steadiness(answer, index=index),
+            verification=find_verification(self._workload),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            wall_s=time.monotonic() - self._started,
+        )
+        try:
+            self._folder.save_result(result)
+        except CannotJudge as error:
+            raise UnsavedAnswer(result, error) from None
+        return result
+
+    def _draft(self, found: Found) -> ProbeResult:
+        """Put the answer together, without what further trials tell of it."""
         certificate = found.certificate
         device = self._spec.device
         notes = [*found.notes, *disagreements(self._trials)]
@@ -442,19 +468,17 @@ class _Probe:
         )
         if poor is not None:
             notes.append(f"{poor[0]}; {poor[1]}")
-        answer = self._told_by_block(self._trial(certificate.trial))
-        notes += noticed(answer)
-        result = ProbeResult(
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        return ProbeResult(
+            created="",
             command=self._request.command,
             workload=self._workload,
             spec=self._spec,
             source=Source.VIRTUAL if device.kind is DeviceKind.VIRTUAL else Source.MEASURED,
-            limits=(*limits_of(self._spec), *answer.limits),
+            limits=(*limits_of(self._spec), *self._trial(certificate.trial).limits),
             split=self._sizes.split(certificate.microbatch),
             certificate=certificate,
             trials=tuple(
-                answer if t.spec.index == certificate.trial else replace(t, timeline=None)
+                t if t.spec.index == certificate.trial else replace(t, timeline=None)
                 for t in self._trials
             ),
             story=tell(self._trials, certificate),
@@ -468,19 +492,8 @@ class _Probe:
                 "own number of elements"
             ),
             notes=tuple(notes),
-            tuned=self._tuned(answer),
-            evaluation=self._afterwards.evaluation(answer, index=len(self._trials) + 1)
-            if self._spec.evaluate
-            else None,
-            steadiness=self._afterwards.steadiness(answer, index=len(self._trials) + 1),
-            verification=find_verification(self._workload),
-            wall_s=time.monotonic() - self._started,
+            wall_s=0.0,
         )
-        try:
-            self._folder.save_result(result)
-        except CannotJudge as error:
-            raise UnsavedAnswer(result, error) from None
-        return result
 
     def _told_by_block(self, answer: TrialResult) -> TrialResult:
         """Run the answer once more to see what its peak is made of, where there is time for it."""

@@ -17,6 +17,7 @@ from memfit.records import (
     DeviceSpec,
     Policy,
     Precision,
+    ProbeResult,
     TrialResult,
     TrialSpec,
     WorkloadInfo,
@@ -96,6 +97,9 @@ class ProbeListener(Protocol):
 
     def finished(self, trial: TrialResult) -> None:
         """Tell how a trial ended."""
+
+    def decided(self, result: ProbeResult) -> None:
+        """Tell the answer, before what only tells more of it (its ledger, for one) is known."""
 
     def warned(self, sentence: str) -> None:
         """Tell what went wrong without ending the probe."""

@@ -53,18 +53,21 @@ def run(demand: Callable[[int], int]) -> tuple[list[int], int]:
     return [o.microbatch for o in outcomes], foreseen
 
 
-def test_nothing_is_foreseen_before_growth_is_measured() -> None:
+def test_the_size_that_measures_growth_is_foreseen_and_nothing_beyond_it() -> None:
     first = search([])
     assert isinstance(first, Ask)
+    (second,) = ahead([], first)
+    assert isinstance(second, Ask)
+    assert (first.microbatch, second.microbatch) == (1, 2)
 
-    assert list(ahead([], first)) == []
+    assert list(ahead([trial(1, 3 * GIB)], second)) == []
 
 
 def test_on_a_straight_line_everything_after_the_second_size_is_foreseen() -> None:
     asked, foreseen = run(lambda m: 2 * GIB + m * GIB)
 
     assert asked[:2] == [1, 2]
-    assert foreseen == len(asked) - 3  # the two that measure growth, and the first that uses it
+    assert foreseen == len(asked) - 2  # but for the first, and the first that uses growth
 
 
 def test_the_end_is_foreseen_with_the_size_that_it_stands_on() -> None:
@@ -87,3 +90,19 @@ def test_below_a_size_that_fragmentation_refused_the_next_is_expected_to_fail() 
     following = next(ahead(outcomes, below))
     assert isinstance(following, Ask)
     assert following.microbatch < 21
+
+
+def test_what_would_be_the_answer_comes_before_what_follows_if_it_is_not() -> None:
+    refused = [
+        Outcome(trial=m, microbatch=m, full_groups=True, verdict=Verdict.OOM, demand_bytes=demand)
+        for m, demand in ((23, 25 * GIB), (22, 23 * GIB), (21, 22 * GIB))
+    ]
+    outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB), trial(18, 20 * GIB), *refused]
+    ask = search(outcomes)
+    assert isinstance(ask, Ask)
+    assert ask.microbatch == 20
+
+    answer, below, *_ = ahead(outcomes, ask)
+    assert isinstance(answer, Found)
+    assert isinstance(below, Ask)
+    assert (answer.certificate.microbatch, below.microbatch) == (20, 19)

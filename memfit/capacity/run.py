@@ -359,5 +359,8 @@ class _CellProbe:
     def asked(self, spec: TrialSpec) -> None:
         """A trial is told when it has ended."""
 
+    def decided(self, result: ProbeResult) -> None:
+        """The answer is told with the cell."""
+
     def progressed(self, mark: Mark) -> None:
         """A trial of a plan is too short for that."""

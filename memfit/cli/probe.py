@@ -17,6 +17,7 @@ from memfit.records import Policy, Precision
 if TYPE_CHECKING:
     from memfit.folder import ProbeFolder
     from memfit.records import ProbeResult
+    from memfit.report.page import Charts
 
 
 @verb
@@ -180,7 +181,7 @@ def probe(
     finally:
         teller.close()
     try:
-        _write_pages(result, folder)
+        _write_pages(result, folder, teller.charts())
     finally:  # a disk that is full is no reason to keep the answer back
         _print(result, as_json=as_json)
     if not quiet:
@@ -209,11 +210,11 @@ def _print(result: ProbeResult, *, as_json: bool) -> None:
         render_answer(result, stdout())
 
 
-def _write_pages(result: ProbeResult, folder: ProbeFolder) -> None:
+def _write_pages(result: ProbeResult, folder: ProbeFolder, charts: Charts | None) -> None:
     from memfit.export.csv import trials_csv  # noqa: PLC0415
     from memfit.folder import REPORT, RESULT, TRIALS  # noqa: PLC0415
     from memfit.report import render  # noqa: PLC0415
 
     with answer_saved(folder.path / RESULT):
         folder.write(TRIALS, trials_csv(result).encode())
-        folder.write(REPORT, render(result).encode())
+        folder.write(REPORT, render(result, charts).encode())

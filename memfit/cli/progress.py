@@ -15,14 +15,16 @@ from memfit.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from memfit.records import DeviceSpec, TrialResult, TrialSpec, WorkloadInfo
+    from memfit.records import DeviceSpec, ProbeResult, TrialResult, TrialSpec, WorkloadInfo
+    from memfit.report.page import Charts
     from memfit.trial.protocol import Mark
 
 
 def import_pages() -> None:
     """Import what the pages need, while workers run."""
     with contextlib.suppress(ImportError):  # told where the page is made
-        importlib.import_module("memfit.report.page")
+        page = importlib.import_module("memfit.report.page")
+        page.templates().get_template(page.TEMPLATE)
         importlib.import_module("pandas")
 
 
@@ -36,6 +38,8 @@ class ProgressTeller:
         self._status = None if quiet or not console.is_terminal else console.status("")
         self._trial = ""
         self._groups: tuple[int, int] = (0, 0)
+        self._drawing: threading.Thread | None = None
+        self._charts: Charts | None = None
 
     def importing(self, target: str) -> None:
         """Tell that the user's code is being imported, and use the wait."""
@@ -85,6 +89,23 @@ class ProgressTeller:
     def finished(self, trial: TrialResult) -> None:
         """Tell how a trial ended."""
         self._say(words.trial_line(trial))
+
+    def decided(self, result: ProbeResult) -> None:
+        """Begin to draw, while trials run that only tell more of the answer."""
+        self._drawing = threading.Thread(target=self._draw, args=(result,), daemon=True)
+        self._drawing.start()
+
+    def charts(self) -> Charts | None:
+        """Return what was drawn of the answer, once that is done; None where nothing was."""
+        if self._drawing is not None:
+            self._drawing.join()
+        return self._charts
+
+    def _draw(self, result: ProbeResult) -> None:
+        with contextlib.suppress(Exception):  # it is drawn again with the page, and told there
+            from memfit.report.page import draw_charts  # noqa: PLC0415 - matplotlib is heavy
+
+            self._charts = draw_charts(result)
 
     def warned(self, sentence: str) -> None:
         """Tell what went wrong without ending the probe."""

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memfit.capacity.table import CapacityTable
     from memfit.records import ProbeResult
+    from memfit.report.page import Charts
 
 
-def render(result: ProbeResult) -> str:
+def render(result: ProbeResult, charts: Charts | None = None) -> str:
     """Make the report of a probe.
 
     Args:
         result: The answer, with all trials.
+        charts: What `draw_charts` made of this answer, if that was done already.
 
     Returns:
         One HTML document that needs no network and no script; the same record gives the same
@@ -25,7 +27,7 @@ def render(result: ProbeResult) -> str:
     """
     from memfit.report.page import render_page  # noqa: PLC0415 - Jinja2 and matplotlib are heavy
 
-    return render_page(result)
+    return render_page(result, charts)
 
 
 def render_capacity(table: CapacityTable) -> str:

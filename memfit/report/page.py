@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +16,9 @@ from memfit.story import tell
 
 if TYPE_CHECKING:
     from memfit.records import Ledger, LedgerRow, ProbeResult, Timeline
+    from memfit.report.svg import Chart
 
+TEMPLATE = "report.html.j2"
 _WHOLE_TABLE = 64
 _SHOWN_OF_LONG = 24
 _WHOLE_RECORD = 150_000
@@ -105,6 +108,7 @@ def code(text: str) -> Markup:
     return Markup("".join(made))  # noqa: S704 - escaped before
 
 
+@cache
 def templates() -> Environment:
     """Open the templates, with the filters that all pages use."""
     made = Environment(
@@ -120,21 +124,43 @@ def templates() -> Environment:
     return made
 
 
-def render_page(result: ProbeResult) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charts:
+    """The charts that can be drawn before it is known what the peak is made of."""
+
+    peaks: Chart
+    timeline: Chart | None
+
+
+def draw_charts(result: ProbeResult) -> Charts:
+    """Draw the charts that need the trials and the answer, and nothing that is only told of it."""
+    curve = _curve(result)
+    return Charts(
+        peaks=figures.peaks(result), timeline=figures.timeline(result, curve) if curve else None
+    )
+
+
+def _curve(result: ProbeResult) -> Timeline | None:
+    found = result.answer.timeline
+    return found if found and found.points and found.phases else None
+
+
+def render_page(result: ProbeResult, charts: Charts | None = None) -> str:
     """Make the page of a probe.
 
     Args:
         result: The answer, with all trials.
+        charts: Its charts, where they are drawn already.
 
     Returns:
         A whole HTML document.
     """
     answer = result.answer
-    made_of, curve = answer.composition, answer.timeline
-    curve = curve if curve and curve.points and curve.phases else None
+    made_of, curve = answer.composition, _curve(result)
+    charts = charts or draw_charts(result)
     data, whole = embed(result)
     rows, left_out = shorten(phase_rows(curve)) if curve else ((), 0)
-    page = templates().get_template("report.html.j2")
+    page = templates().get_template(TEMPLATE)
     return page.render(
         result=result,
         answer=answer,
@@ -145,12 +171,12 @@ def render_page(result: ProbeResult) -> str:
         virtual=words.is_virtual(result),
         story=result.story or tell(result.trials, result.certificate),
         trials={trial.spec.index: trial for trial in result.trials},
-        peaks=figures.peaks(result),
+        peaks=charts.peaks,
         composition=figures.composition(result, made_of) if made_of else None,
         made_of=made_of,
         ledger_rows=largest_rows(answer.ledger) if answer.ledger else (),
         parts=figures.parts(result, made_of) if made_of else (),
-        timeline=figures.timeline(result, curve) if curve else None,
+        timeline=charts.timeline,
         curve=curve,
         phase_rows=rows,
         phases_left_out=left_out,

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from memfit.errors import MemfitError, UsageError
 from memfit.records import Environment
-from memfit.trial import lazy, worker
+from memfit.trial import lazy, libraries, worker
 from memfit.trial.protocol import (
     OUTPUT,
     CardTaken,
@@ -159,6 +159,8 @@ def _warm_up() -> None:
 
     # The first optimizer imports the compiler, where nothing stands in for it.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    with torch.device("cpu"):  # imports what a default device takes
+        pass
 
 
 def _fork_refusal() -> str | None:
@@ -277,7 +279,9 @@ def _fork_trial(
             if done:
                 code = os.waitstatus_to_exitcode(status)
                 lazy.import_missing(code)
+                opened = libraries.read_word(Path(request.folder)) if control.active() else ()
                 channel.send(Ended(exit_code=code))
+                libraries.open_now(opened)
                 return
             channel.receive(_POLL_S)  # the parent says nothing now; its end raises EOFError
     except (EOFError, BrokenPipeError):

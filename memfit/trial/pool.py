@@ -94,10 +94,9 @@ class TrialPool:
             spec: The trial.
             following: Foresees the trials after it.
         """
-        if not self._sides:  # the first trial finds what the second runner starts with
-            result = self._runner.run(spec)
-            self._double()
-            return result
+        self._double()
+        if not self._sides:
+            return self._runner.run(spec)
         question = _question(spec)
         job = self._jobs.get(question) or self._start(spec)
         assert job is not None
@@ -123,13 +122,12 @@ class TrialPool:
     # -- inside ------------------------------------------------------------------------------
 
     def _double(self) -> None:
-        if not self._may_double or cores() < 2:  # noqa: PLR2004
-            return
-        if psutil.virtual_memory().available < _ROOM_BYTES:
+        """Make the second side, before the first trial."""
+        may, self._may_double = self._may_double, False
+        if not may or cores() < 2 or psutil.virtual_memory().available < _ROOM_BYTES:  # noqa: PLR2004
             return
         other = self._runner.double()
         if other is None:
-            self._may_double = False
             return
         self._sides = [_Side(self._runner), _Side(other)]
 

@@ -19,6 +19,7 @@ from typing import Self
 
 import psutil
 
+from memfit.devices.cores import cores
 from memfit.errors import CannotJudge, UsageError, WorkloadError
 from memfit.records import DeviceKind, Parameter, TrialResult, TrialSpec
 from memfit.trial import stacks
@@ -58,6 +59,8 @@ _MARK_S = 0.25
 """How often progress inside a trial is told."""
 
 
+_CORES_FOR_COMPILING = 8
+"""Cores with which torch's compiler is left to start processes of its own."""
 _FOLDER = "memfit-trials-"
 
 
@@ -409,6 +412,16 @@ class TrialRunner:
             nursery.kill()
 
 
+def _host_settings() -> dict[str, str]:
+    """Settings of torch's host side that make trials quicker and change nothing on a device."""
+    # Threads that spin while they wait make everything on a busy machine much slower.
+    settings = {"OMP_WAIT_POLICY": "passive"}
+    if cores() < _CORES_FOR_COMPILING:
+        # Each trial would start processes that import torch before they compile anything.
+        settings["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    return settings
+
+
 class Nursery:
     """The nursery process and the channel to it."""
 
@@ -419,8 +432,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         self._second, second = socket.socketpair()
         variables = {
-            # Threads that spin while they wait make trials on a busy machine much slower.
-            "OMP_WAIT_POLICY": "passive",
+            **_host_settings(),
             **os.environ,
             # torch must not start CUDA only to say whether there is a GPU.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

@@ -30,6 +30,7 @@ from memfit.records import (
     Timeline,
     TrialSpec,
 )
+from memfit.trial import libraries
 from memfit.trial.checks import (
     CheckFailed,
     check_batch,
@@ -58,6 +59,7 @@ from memfit.trial.settling import Settling
 from memfit.trial.storages import parts_of
 from memfit.trial.telling import describe_failure, host_build_note, limits_of
 from memfit.trial.timeline import TimelineRecorder
+from memfit.virtual import control
 from memfit.workload import LoadedWorkload, Workload
 
 _MORE_GROUPS_FOR_SCALER = 24
@@ -74,6 +76,8 @@ def run(loaded: LoadedWorkload, spec: TrialSpec, folder: Path, reads: ReadPass |
         failure = trial.describe(error)
     trial.reads.finish()
     write_report(folder, trial.report(failure))
+    if control.active():
+        libraries.leave_word(folder)
     sys.stdout.flush()
     sys.stderr.flush()
     # Libraries may abort while they unload; the report is written, so nothing is left to run.

@@ -20,6 +20,7 @@ from memfit.records import (
     DeviceKind,
     DeviceSpec,
     Precision,
+    ProbeResult,
     Split,
     TrialResult,
     TrialSpec,
@@ -191,6 +192,9 @@ class Deaf:
         """Ignore."""
 
     def finished(self, trial: TrialResult) -> None:
+        """Ignore."""
+
+    def decided(self, result: ProbeResult) -> None:
         """Ignore."""
 
     def warned(self, sentence: str) -> None:

@@ -230,3 +230,20 @@ def test_a_setting_of_a_trial_gives_the_bytes_that_the_environment_would():
 
     assert bytes_of(set_by_the_trial) == bytes_of(set_by_the_environment)
     assert bytes_of(set_by_the_trial) != bytes_of(plain)
+
+
+def test_what_cudnn_opens_is_opened_once_in_the_nursery_and_changes_no_byte():
+    environment = virtual.prepare(CARD, total_bytes=CARD.total_bytes)
+    convolutions = str(WORKLOADS.parents[1] / "examples" / "resnet50.py")
+    with TrialRunner(
+        convolutions, {"image": "32"}, environment=environment, load_timeout_s=300
+    ) as runner:
+        runner.open()
+        maps = Path(f"/proc/{runner._nursery.pid}/maps")
+        before = maps.read_text().count("libcudnn_graph")
+        first, second = runner.run(spec()), runner.run(spec())
+
+        assert not before
+        assert "libcudnn_graph" in maps.read_text()
+    assert first.verdict is Verdict.FITS
+    assert bytes_of(first) == bytes_of(second)
