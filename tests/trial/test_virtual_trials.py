@@ -246,6 +246,7 @@ def test_what_cudnn_opens_is_opened_once_in_the_nursery_and_changes_no_byte():
         after = maps.read_text()
 
     assert "libcudnn_engines" not in before
-    assert "libcudnn_engines" in after
+    if not any("not plan for a device" in limit for limit in first.limits):
+        assert "libcudnn_engines" in after
     assert first.verdict is Verdict.FITS
     assert bytes_of(first) == bytes_of(second)
