@@ -6,6 +6,9 @@ from dataclasses import replace
 
 from memfit.records import Composition, Ledger, TrialResult, Verdict
 
+_NEAR = 0.01
+"""Part of a peak by which that of a shorter group may differ."""
+
 
 def composition_of(ledger: Ledger) -> Composition:
     """Sum a ledger's highest peak up by category."""
@@ -42,6 +45,27 @@ def with_ledger(measured: TrialResult, noted: TrialResult) -> TrialResult:
     if _peaks(measured) != _peaks(noted):
         return measured
     return replace(measured, ledger=noted.ledger, composition=composition_of(noted.ledger))
+
+
+def with_near_ledger(measured: TrialResult, noted: TrialResult) -> TrialResult:
+    """Give a measured trial the ledger of a shorter group that has nearly the same peak.
+
+    Where a block is larger than what it was asked for depends on the blocks before it, so a longer
+    group can peak a little higher. The parts of the measured peak stay what they are.
+
+    Returns:
+        The measured trial with the ledger; unchanged where the other's peak is in another phase or
+        more than one percent off.
+    """
+    if noted.verdict is not Verdict.FITS or noted.ledger is None or measured.composition is None:
+        return measured
+    highest = noted.ledger.peaks[noted.ledger.highest]
+    peak = measured.peak_allocated_bytes
+    if peak is None or highest.phase != measured.composition.phase:
+        return measured
+    if abs(highest.allocated_bytes - peak) > _NEAR * peak:
+        return measured
+    return replace(measured, ledger=noted.ledger)
 
 
 def _peaks(trial: TrialResult) -> dict[tuple[int, int, str, str], int | None]:

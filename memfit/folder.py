@@ -141,6 +141,11 @@ class ProbeFolder(OutputFolder):
         self.forget_progress()
 
 
+def slug(name: str) -> str:
+    """Turn a workload's name into one for a folder: small letters, digits and hyphens."""
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file under a temporary name and rename it into place.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from memfit.afterwards import UNLIMITED_BYTES, Afterwards, may_be_fragmented
 from memfit.allocator import EXPANDABLE, AllocatorChoice
 from memfit.batch import Candidates, candidates, poor_split_note
-from memfit.composition import with_ledger
+from memfit.composition import with_ledger, with_near_ledger
 from memfit.devices.select import choose
 from memfit.errors import (
     CannotJudge,
@@ -23,7 +23,7 @@ from memfit.errors import (
     UsageError,
 )
 from memfit.explain import disagreements, limits_of, nothing_fits, noticed, workload_error
-from memfit.folder import ProbeFolder
+from memfit.folder import ProbeFolder, slug
 from memfit.foresight import foresee
 from memfit.outcomes import Outcome, unrepeated
 from memfit.question import (
@@ -130,7 +130,7 @@ def run_probe(
             if device is None:
                 device = describe_device(request, choice, gpu=ask_cuda(runner))
             folder = folder or ProbeFolder(
-                Path("reports") / f"{_slug(ready.workload.name)}-{device.slug}",
+                Path("reports") / f"{slug(ready.workload.name)}-{device.slug}",
                 force=request.force,
             )
             beside = request.side_by_side and device.kind is DeviceKind.VIRTUAL
@@ -155,10 +155,6 @@ def run_probe(
 def _load_timeout(trial_timeout_s: float | None) -> float:
     """Importing may take as long as a trial, but torch has to be imported whatever that is."""
     return min(_LOAD_TIMEOUT_S, max(trial_timeout_s or math.inf, _LOAD_LEAST_S))
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
 
 
 class _Probe:
@@ -500,19 +496,20 @@ class _Probe:
         if not self._tells_by_block or self._time_is_up:
             return answer
         whole = answer.spec.group_microbatches
-        told = self._with_ledger(answer, *_LEDGER_SHORT)
+        short = self._noted(answer, *_LEDGER_SHORT)
+        told = with_ledger(answer, short)
         if told is answer and _LEDGER_MICROBATCHES < whole <= _LEDGER_WHOLE:
-            told = self._with_ledger(answer, answer.spec.groups, whole)
-        return told
+            told = with_ledger(answer, self._noted(answer, answer.spec.groups, whole))
+        return with_near_ledger(answer, short) if told is answer else told
 
     @property
     def _tells_by_block(self) -> bool:
         return self._request.by_block and self._spec.device.kind is not DeviceKind.CPU
 
-    def _with_ledger(self, answer: TrialResult, groups: int, microbatches: int) -> TrialResult:
+    def _noted(self, answer: TrialResult, groups: int, microbatches: int) -> TrialResult:
         spec = _noting(answer.spec, groups, microbatches, timeout_s=10 * answer.wall_s + 30)
         self._listener.asked(spec)
-        return with_ledger(answer, self._pool.run(spec))
+        return self._pool.run(spec)
 
     def _tuned(self, answer: TrialResult) -> Tuned | None:
         """Look for a larger microbatch with expandable segments, where that was asked for."""

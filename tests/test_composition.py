@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memfit.composition import composition_of, with_ledger
+import pytest
+
+from memfit.composition import composition_of, with_ledger, with_near_ledger
 from memfit.records import Category, Ledger, LedgerPeak, LedgerRow, TrialResult
 from tests import sample
 
@@ -72,3 +74,29 @@ def test_a_trial_keeps_what_it_had_where_the_other_has_no_ledger() -> None:
     answer = measured()
 
     assert with_ledger(answer, replace(answer, composition=None)) == answer
+
+
+@pytest.mark.parametrize(
+    ("off", "taken"), [(0, True), (-0.009, True), (0.009, True), (0.02, False)]
+)
+def test_a_shorter_group_with_nearly_the_same_peak_tells_its_lines_and_no_parts(
+    off: float, taken: bool
+) -> None:
+    answer = measured()
+    assert answer.composition is not None
+    assert answer.peak_allocated_bytes is not None
+    assert answer.composition.phase == "backward"
+    noted = replace(answer, ledger=ledger(int(answer.peak_allocated_bytes * (1 + off))))
+    told = with_near_ledger(answer, noted)
+
+    assert told.ledger == (noted.ledger if taken else None)
+    assert told.composition == answer.composition
+
+
+def test_a_shorter_group_that_peaks_in_another_phase_tells_nothing() -> None:
+    answer = measured()
+    assert answer.composition is not None
+    elsewhere = replace(answer, composition=replace(answer.composition, phase="forward"))
+    noted = replace(answer, ledger=ledger(answer.peak_allocated_bytes or 0))
+
+    assert with_near_ledger(elsewhere, noted) == elsewhere

@@ -177,11 +177,14 @@ def changes_of(
             changes.append(Change(name=f"{found}={flipped}", parameters={found: flipped}))
         else:
             known = ["checkpointing", "allocator", "precision", *values]
-            near = difflib.get_close_matches(name, known, n=3) or known
+            near = difflib.get_close_matches(name, dict.fromkeys(known), n=3)
+            parameters = f" of {', '.join(values)}" if values else ""
             raise UsageError(
                 f"--try {word}: there is nothing of that name to try",
-                hint=f"checkpointing, allocator, precision, or NAME=VALUE of a parameter; "
-                f"there is {', '.join(near)}",
+                hint=f"did you mean {' or '.join(near)}?"
+                if near
+                else "it is checkpointing, allocator, precision, or a parameter's NAME=VALUE"
+                + parameters,
             )
     return tuple(changes), tuple(said)
 

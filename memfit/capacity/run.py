@@ -40,7 +40,7 @@ from memfit.capacity.table import (
 )
 from memfit.devices.cores import cores
 from memfit.errors import Interrupted, MemfitError, UsageError
-from memfit.folder import RESULT
+from memfit.folder import RESULT, slug
 from memfit.probe import UnsavedAnswer, run_probe
 from memfit.records import (
     DeviceSpec,
@@ -116,7 +116,7 @@ def run_plan(request: PlanRequest, listener: PlanListener) -> tuple[CapacityTabl
         listener.importing(request.target)
         ready = crew.load()
         folder = folder or CapacityFolder(
-            Path("reports") / f"{_slug(ready[0].workload.name)}-capacity", force=request.force
+            Path("reports") / f"{slug(ready[0].workload.name)}-capacity", force=request.force
         )
         plan = _Plan(request, listener, crew, ready, folder, started)
         return plan.run(), folder
@@ -133,10 +133,6 @@ def run_plan(request: PlanRequest, listener: PlanListener) -> tuple[CapacityTabl
         crew.close()
         if folder is not None:
             folder.close()
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
 
 
 def _jobs(request: PlanRequest, cells: int) -> int:

@@ -88,9 +88,10 @@ def _told(card: Card) -> dict[str, Any]:
 def _print_all(listed: tuple[Card, ...]) -> None:
     from rich.table import Table  # noqa: PLC0415
 
-    from memfit.units import format_bytes  # noqa: PLC0415
+    from memfit.units import MIB, format_bytes  # noqa: PLC0415
     from memfit.virtual import context_charge  # noqa: PLC0415
 
+    # Eighty columns are enough: makers are left out, and an estimate has a mark.
     table = Table(box=None, pad_edge=False)
     table.add_column("--device", no_wrap=True)
     table.add_column("card")
@@ -100,16 +101,18 @@ def _print_all(listed: tuple[Card, ...]) -> None:
     table.add_column("context", justify="right", no_wrap=True)
     for card in listed:
         context, _ = context_charge(card)
-        estimated = "" if card.context_bytes is not None else " (estimate)"
+        mark = "" if card.context_bytes is not None else "~"
         table.add_row(
             card.slug,
-            card.name,
+            card.name.removeprefix("NVIDIA "),
             format_bytes(card.total_bytes),
             card.compute_capability,
             str(card.sms),
-            format_bytes(context) + estimated,
+            f"{mark}{context / MIB:.0f} MiB",
         )
-    stdout().print(table)
+    out = stdout()
+    out.print(table)
+    out.print("~ an estimate; `memfit gpus CARD` shows where each figure comes from")
 
 
 def _print_one(card: Card) -> None:

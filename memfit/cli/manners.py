@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from memfit.errors import CannotJudge, InternalError, Interrupted, MemfitError
+from memfit.errors import CannotJudge, InternalError, Interrupted, MemfitError, UsageError
 
 P = ParamSpec("P")
 
@@ -68,6 +68,7 @@ def verb(body: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         previous = signal.signal(signal.SIGTERM, _interrupt)
         try:
+            _check_words()
             body(*args, **kwargs)
         except MemfitError as error:
             _show(error)
@@ -119,3 +120,15 @@ def _show(error: MemfitError) -> None:
     console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
     if error.hint:
         console.print(Text.assemble(("hint: ", "bold cyan"), error.hint), soft_wrap=True)
+
+
+def _check_words() -> None:
+    """Refuse words that no record could hold."""
+    for word in sys.argv[1:]:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{os.fsencode(word)!r} is not UTF-8, and results are written in it",
+                hint="give the file, or the value, another name",
+            ) from None

@@ -28,7 +28,7 @@ def report(
         data = result.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"cannot read {result}: {error.strerror}", hint="name a memfit.json"
+            f"cannot read {result}: {error.strerror}", hint="name a memfit.json or a capacity.json"
         ) from None
     page, name = _page(data, origin=str(result))
     path = out or result.with_name(name)

@@ -195,6 +195,15 @@ def test_the_catalogue_is_a_table(tmp_path: Path) -> None:
         assert card.slug in ended.out
 
 
+def test_the_catalogue_has_one_line_a_card_in_eighty_columns(tmp_path: Path) -> None:
+    narrow = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    lines = memfit("gpus", cwd=tmp_path, **narrow).out.splitlines()
+
+    assert max(map(len, lines)) <= 80
+    # One card's name is too long.
+    assert len([line for line in lines if line.startswith(" ")]) == 1
+
+
 def test_the_catalogue_as_json_has_every_card(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["gpus", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)

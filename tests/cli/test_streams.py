@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.terminal import command, environment
+from tests.cli.terminal import command, environment, memfit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,3 +33,12 @@ def test_closed_streams_change_no_exit_status(
 
     assert done.returncode == code
     assert "Traceback" not in done.stderr
+
+
+def test_a_word_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    name = os.fsdecode(b"bad\xff.py")
+    (tmp_path / name).write_text("")
+    ended = memfit("probe", name, cwd=tmp_path)
+
+    assert ended.code == 2
+    assert ended.error == r"b'bad\xff.py' is not UTF-8, and results are written in it"

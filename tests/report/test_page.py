@@ -289,6 +289,7 @@ def test_the_largest_blocks_are_told_by_module_and_line() -> None:
     trials = tuple(told if t is result.answer else t for t in result.trials)
     page = render(replace(result, trials=trials))
     assert "<td>layers.[0-11].mlp</td><td>model.py:41</td>" in page
+    assert "Noted in a shorter group, which peaks at 1.00 GiB; the answer" in page
     assert "The largest parts by module and line" not in render(result)
 
 

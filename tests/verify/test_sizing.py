@@ -57,7 +57,7 @@ def test_three_are_compared_where_a_pass_is_long_and_what_to_do_is_said(
 
     assert sizing.choose_size(subject, 0, told.append).size == 3
     assert "3 examples are compared instead of 8, for a pass of 2 took 20.0 s" in told[-1]
-    assert "minutes in all" in told[-1]
+    assert "about 10 min 50 s in all" in told[-1]
     assert told[-1].endswith("--set, or verify_with (width=16)")
     assert sizing.choose_size(subject, 5, told.append).size == 5
 

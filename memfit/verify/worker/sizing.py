@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from memfit.errors import WorkloadError
-from memfit.units import format_bytes
+from memfit.units import format_bytes, format_seconds
 from memfit.verify.splits import DEFAULT_LOGICAL_BATCH, FEWEST, choose_splits
 from memfit.verify.worker.randomness import Draws
 from memfit.verify.worker.subject import Subject
@@ -57,7 +57,10 @@ def choose_size(subject: Subject, fewest: int, tell: Callable[[str], None]) -> C
         f"{size} examples are compared instead of {DEFAULT_LOGICAL_BATCH}, for a pass of {_TIMED} "
         f"took {took:.1f} s"
     )
-    tell(f"note: {note}: about {_minutes(_seconds(took, size))} in all; {how_to_scale(subject)}")
+    tell(
+        f"note: {note}: about {format_seconds(_seconds(took, size))} in all; "
+        f"{how_to_scale(subject)}"
+    )
     return Chosen(size=size, note=note)
 
 
@@ -72,11 +75,6 @@ def _time(subject: Subject, batch: Any) -> float:
 def _seconds(took: float, size: int) -> float:
     """Estimate a whole check from a pass of a few examples; about half of one is for them."""
     return took * (1 + size / _TIMED) / 2 * (_ONCE + _EACH_SPLIT * len(choose_splits(size, None)))
-
-
-def _minutes(seconds: float) -> str:
-    minute = 60
-    return f"{seconds:.0f} s" if seconds < 2 * minute else f"{seconds / minute:.0f} minutes"
 
 
 def how_to_scale(subject: Subject) -> str:
