@@ -10,6 +10,7 @@ import pytest
 from tests.cli.terminal import memfit
 from tests.verify.checking import HEAD, line_of
 from tests.verify.test_loops import LOOP
+from tests.verify.test_sizing import SIZED
 from tests.verify.test_workloads import REFERENCE
 
 if TYPE_CHECKING:
@@ -58,36 +59,21 @@ def test_a_workload_that_is_not_ends_with_1_and_names_code_and_place(folder: Pat
     assert found["place"]["line"] == line_of(source, "def loss")
 
 
-SIZED = """
-class Sized(memfit.Workload):
-    width: int = 64
-    verify_with = {"width": 32}
-
-    def model(self):
-        return nn.Linear(self.width, 1)
-
-    def batch(self, m):
-        return torch.randn(m, self.width)
-
-    def loss(self, model, batch):
-        return model(batch).square().mean()
-"""
-
-
 def test_a_workload_is_verified_in_small_where_it_says_so(folder: Path) -> None:
-    (folder / "sized.py").write_text(HEAD + SIZED)
+    field = 'verify_with = {"width": 12}'
+    (folder / "sized.py").write_text(HEAD + SIZED.replace("deep: bool = True", field))
     small, chosen, whole = (
         memfit("verify", "sized.py", *words, "--json", cwd=folder)
         for words in ((), ("--set", "width=8"), ("--full-size",))
     )
 
     assert [e.told["parameters"] for e in (small, chosen, whole)] == [
-        {"width": 32},
+        {"width": 12},
         {"width": 8},
-        {"width": 64},
+        {"width": 16},
     ]
-    assert "width=32; --full-size leaves it whole" in small.err
-    assert "was made smaller as its verify_with says: width=32" in small.told["notes"][0]
+    assert "width=12; --full-size leaves it whole" in small.err
+    assert "was made smaller as its verify_with says: width=12" in small.told["notes"][0]
     assert "--full-size" not in chosen.err + whole.err
     assert (chosen.told["notes"], whole.told["notes"]) == ([], [])
 
