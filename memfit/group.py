@@ -8,6 +8,7 @@ over `D` replicas, so every contribution carries a factor `D`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
@@ -87,11 +88,9 @@ def run_group(
             hint='pass scaler=torch.amp.GradScaler("cuda"), one for the whole training',
         )
     notify = on_phase or _ignore
-    factors = weights(
-        counts,
-        total=total_count if total_count is not None else replicas * sum(counts),
-        replicas=replicas,
-    )
+    numbers = [count if isinstance(count, float) else _as_number(count) for count in counts]
+    total = replicas * sum(numbers) if total_count is None else _as_number(total_count)
+    factors = weights(numbers, total=total, replicas=replicas)
     target = torch.device(device) if device is not None else None
     cast = _autocast(Precision(precision), target or _device_of(model))
     group_loss: torch.Tensor | None = None
@@ -148,6 +147,22 @@ def _finish(
         applied = scaler.get_scale() >= before  # the scale falls exactly when a step was skipped
     optimizer.zero_grad(set_to_none=True)
     return GroupOutcome(loss=group_loss, gradient_norm=norm, step_applied=applied)
+
+
+def _as_number(count: Any) -> Any:
+    number = whole_number(count)
+    return count if number is None else number
+
+
+def whole_number(count: Any) -> int | None:
+    """Return what `count` returned as an int; None when it is no whole number.
+
+    A tensor of one integer is one: `(labels != -100).sum()`.
+    """
+    try:
+        return operator.index(count)
+    except TypeError:
+        return None
 
 
 def check_loss(value: Any) -> torch.Tensor:

@@ -623,7 +623,7 @@ class WorkloadInfo:
     path: str | None
     """Path of the user's file, as given; None for a module."""
     sha256: str | None
-    """Digest of the user's file."""
+    """Digest of the user's file, and of the user's own modules that it imports."""
     parameters: dict[str, Parameter]
     """All parameters with the values used."""
 

@@ -36,7 +36,7 @@ def differences_of(
         if mine != other:
             found.append(f"{name.replace('_', ' ')} was {other}, is {mine}")
     if saved.workload.sha256 != workload.sha256:
-        found.append(f"{workload.path} was changed")
+        found.append(f"{workload.target} was changed, or a module that it imports")
     if _figures(saved.environment) != _figures(environment):
         found.append("torch or its settings are others")
     return found

@@ -173,7 +173,7 @@ class Verification:
     target: str
     workload: str
     sha256: str | None
-    """Digest of the user's file."""
+    """Digest of the user's file, and of the user's own modules that it imports."""
     parameters: dict[str, bool | int | float | str | None]
     """All parameters of the workload with the values used."""
     device: Literal["cpu", "cuda"]

@@ -7,7 +7,6 @@ names. The class's annotated fields are its parameters. Importing this module im
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -24,12 +23,14 @@ import msgspec
 
 from memfit.errors import UsageError, WorkloadError
 from memfit.records import Parameter, WorkloadInfo
+from memfit.sources import digest_of
 
 if TYPE_CHECKING:
     import torch
 
 _FUNCTIONS = ("model", "batch", "loss")
 _PACKAGE = str(Path(__file__).parent)
+_WHOLE = "memfit verify --full-size leaves verify_with out"
 
 
 class Workload:
@@ -189,12 +190,14 @@ class ImportedWorkload:
             if name not in known:
                 raise WorkloadError(
                     f"{sets}, and there is no such parameter",
-                    hint=f"it has {', '.join(sorted(known))}" if known else "it has none at all",
+                    hint=f"it has {', '.join(sorted(known)) or 'none at all'}; {_WHOLE}",
                 )
             try:
                 msgspec.convert(value, known[name], strict=False)
             except msgspec.ValidationError:
-                raise WorkloadError(f"{sets}, and it takes {_type_words(known[name])}") from None
+                raise WorkloadError(
+                    f"{sets}, and it takes {_type_words(known[name])}", hint=_WHOLE
+                ) from None
         return dict(given)
 
     def with_parameters(self, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
@@ -240,10 +243,9 @@ def import_workload(target: str) -> ImportedWorkload:
     """
     location, name = split_target(target)
     path = Path(location) if location.endswith(".py") else None
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else None
     module, _ = import_target(target)
     found = _find(module, name, target)
-    return ImportedWorkload(found=found, target=target, path=path, sha256=digest)
+    return ImportedWorkload(found=found, target=target, path=path, sha256=digest_of(module))
 
 
 def load(target: str, parameters: Mapping[str, Parameter]) -> LoadedWorkload:
@@ -415,8 +417,9 @@ def _from_functions(module: ModuleType) -> type[Workload]:
     names = (*_FUNCTIONS, "optimizer", "count", "parallelize", "evaluate")
     own = {n: staticmethod(getattr(module, n)) for n in names if callable(getattr(module, n, None))}
     name = module.__name__.rpartition(".")[2]
+    said = {n: vars(module)[n] for n in ("verify_with",) if n in vars(module)}
     return type(
-        name, (Workload,), {**own, "__doc__": module.__doc__, "__module__": module.__name__}
+        name, (Workload,), {**own, **said, "__doc__": module.__doc__, "__module__": module.__name__}
     )
 
 

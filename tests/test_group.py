@@ -65,7 +65,8 @@ def test_the_accumulated_gradient_is_that_of_the_logical_batch(sizes):
         torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-7)
 
 
-def test_means_of_unequal_microbatches_count_by_their_elements():
+@pytest.mark.parametrize("counts", [[512, 1536], [torch.tensor(512), torch.tensor(1536)]])
+def test_means_of_unequal_microbatches_count_by_their_elements(counts):
     # 512 tokens at a mean of 2 and 1,536 at 4 make 3.5, not 3.
     value = torch.zeros(1, requires_grad=True)
     model = nn.Linear(1, 1)
@@ -75,7 +76,7 @@ def test_means_of_unequal_microbatches_count_by_their_elements():
         torch.optim.SGD([value], lr=0.1),
         ["a", "b"],
         loss=lambda _, name: value.sum() + means[name],
-        counts=[512, 1536],
+        counts=counts,
     )
 
     assert outcome.loss.item() == pytest.approx(3.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -128,7 +129,8 @@ def test_a_workload_of_a_module_is_found_by_its_dotted_name(write: Write) -> Non
 
     info = load("package.work:Small", {}).info
 
-    assert (info.name, info.path, info.sha256) == ("Small", None, None)
+    assert (info.name, info.path) == ("Small", None)
+    assert info.sha256 == hashlib.sha256(Path("package/work.py").read_bytes()).hexdigest()
 
 
 def test_a_module_of_functions_serves_as_well(write: Write) -> None:
@@ -441,4 +443,41 @@ def test_a_smaller_copy_that_cannot_be_made_is_told(write: Write, said: str, wor
     target = write(PARAMETERS + f"        verify_with = {said}\n")
 
     with pytest.raises(WorkloadError, match=words):
+        import_workload(target).small()
+
+
+HELPED = """
+    from parts.layers import WIDTH
+    import memfit
+
+    class Helped(memfit.Workload):
+        width: int = WIDTH
+"""
+
+
+def test_a_change_in_an_imported_module_of_the_users_is_another_workload(write: Write) -> None:
+    write("", "parts/__init__.py")
+    write("from .sizes import WIDTH\nimport json, pytest", "parts/layers.py")
+    target = write(HELPED)
+
+    def digest(sizes: str) -> str | None:
+        write(sizes, "parts/sizes.py")
+        for name in [n for n in sys.modules if n == "work" or n.startswith("parts")]:
+            del sys.modules[name]
+        return import_workload(target).sha256
+
+    first, again, other = digest("WIDTH = 8"), digest("WIDTH = 8"), digest("WIDTH = 9")
+    assert first is not None
+    assert first == again != other
+
+
+def test_a_file_that_imports_nothing_of_the_users_has_the_digest_of_its_bytes(write: Write) -> None:
+    target = write(PARAMETERS)
+    assert import_workload(target).sha256 == hashlib.sha256(Path(target).read_bytes()).hexdigest()
+
+
+def test_functions_have_no_smaller_copy(write: Write) -> None:
+    target = write(FUNCTIONS + "    verify_with = {'width': 1}\n")
+
+    with pytest.raises(WorkloadError, match="sets width=1, and there is no such parameter"):
         import_workload(target).small()

@@ -269,7 +269,7 @@ class _Plan:
             if getattr(saved.spec, field.name) != getattr(self._spec, field.name)
         ]
         if saved.workload.sha256 != self._workload.sha256:
-            found.append(f"{self._workload.path} was changed")
+            found.append(f"{self._workload.target} was changed, or a module that it imports")
         ours, theirs = self._environment, saved.environment
         if _figures(ours) != _figures(theirs):
             found.append("torch or its settings are others")

@@ -13,7 +13,7 @@ from memfit.errors import UsageError
 
 @verb
 def report(
-    result: Annotated[Path, typer.Argument(help="A memfit.json or capacity.json.")],
+    result: Annotated[Path, typer.Argument(help="A memfit.json or capacity.json, or its folder.")],
     out: Annotated[
         Path | None, typer.Option(help="The page to write; by default beside it.")
     ] = None,
@@ -22,8 +22,12 @@ def report(
     ] = False,
 ) -> None:
     """Make the HTML page of a result again."""
-    from memfit.folder import write_whole  # noqa: PLC0415
+    from memfit.capacity.folder import TABLE  # noqa: PLC0415
+    from memfit.folder import RESULT, write_whole  # noqa: PLC0415
 
+    if result.is_dir():
+        inside = [result / name for name in (RESULT, TABLE) if (result / name).is_file()]
+        result = inside[0] if inside else result
     try:
         data = result.read_bytes()
     except OSError as error:

@@ -155,9 +155,7 @@ def describe(
             f"headroom) leaves nothing beside the CUDA context of {format_bytes(floor)}"
             if floor
             else f"a limit of {format_bytes(base)} is nothing",
-            hint="raise --memory-limit or lower --headroom"
-            if memory is None
-            else "raise --memory, or lower --headroom",
+            hint=_roomier(memory_limit, memory),
         )
     return DeviceSpec(
         kind=choice.kind,
@@ -190,3 +188,13 @@ def host_total_bytes() -> int:
     total = int(psutil.virtual_memory().total)
     group = lowest_limit(levels())
     return total if group is None else min(total, group.limit_bytes or total)
+
+
+def _roomier(memory_limit: str | None, memory: str | None) -> str:
+    """Say what would leave more room."""
+    for option, given in (("--memory-limit", memory_limit), ("--memory", memory)):
+        if given is not None and given.strip().isdigit() and int(given):
+            return f"a number alone is bytes: did you mean {option} {given.strip()}GiB?"
+    if memory is None:
+        return "raise --memory-limit or lower --headroom"
+    return "raise --memory, or lower --headroom"

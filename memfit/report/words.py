@@ -440,6 +440,8 @@ def trial_line(trial: TrialResult) -> str:
         told += ", doubtful, so it is repeated before it counts"
     elif spec.repeats is not None:
         told += f", repeating trial {spec.repeats}"
+    if spec.allocator is not None:
+        told += f", with {spec.allocator}"
     return f"trial {spec.index}: {sizes:<20}  {told}  {format_seconds(trial.wall_s)}"
 
 

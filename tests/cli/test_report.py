@@ -49,6 +49,10 @@ def test_the_page_of_a_probe_is_made_again_as_it_was(
     assert Path("page.html").read_bytes() == (folder / "report.html").read_bytes()
 
 
+def test_the_folder_of_a_result_stands_for_it(run: Command) -> None:
+    assert run(".").err == "wrote report.html\n"
+
+
 def test_the_page_lies_beside_the_result(run: Command) -> None:
     assert run("memfit.json").err == "wrote report.html\n"
     assert run("memfit.json").code == 0  # the same page may be written again
@@ -105,13 +109,14 @@ def test_a_document_that_is_no_answer_is_refused(run: Command, change: object, s
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("missing.json", "No such file or directory"), (".", "Is a directory")]
+    ("name", "reason"), [("missing.json", "No such file or directory"), ("empty", "Is a directory")]
 )
 def test_a_result_that_cannot_be_read_is_refused(run: Command, name: str, reason: str) -> None:
+    Path("empty").mkdir()
     ended = run(name)
 
     assert (ended.code, ended.error) == (2, f"cannot read {name}: {reason}")
-    assert ended.hint == "name a memfit.json"
+    assert ended.hint == "name a memfit.json or a capacity.json"
 
 
 def test_half_a_document_is_refused(run: Command) -> None:

@@ -202,6 +202,7 @@ def test_an_unknown_card_is_told_with_the_nearest(run: Command, card: str, hint:
     [
         (["--memory-limit", "40GiB"], ["40GiB is above the 23.52 GiB", "name a larger card"]),
         (["--memory-limit", "400MiB"], ["392.00 MiB", "the CUDA context of 460.00 MiB"]),
+        (["--memory-limit", "20"], ["20 B", "did you mean --memory-limit 20GiB?"]),
         (["--headroom", "30GiB"], ["30GiB leaves nothing of the 23.52 GiB"]),
         (["--headroom", "23.2GiB"], ["the CUDA context of 460.00 MiB"]),
     ],

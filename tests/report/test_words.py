@@ -154,6 +154,12 @@ def test_a_line_of_progress_for_a_fit_has_its_peak_limit_and_source() -> None:
     assert line.endswith("fits: peak 17.93 GiB of 23.05 GiB (virtual)  0.24 s")
 
 
+def test_a_line_of_progress_names_a_setting_of_the_allocator() -> None:
+    trial = sample.gpu_trial(3, 16, fits=True)
+    trial = replace(trial, spec=replace(trial.spec, allocator="expandable_segments:True"))
+    assert words.trial_line(trial).endswith("(virtual), with expandable_segments:True  0.24 s")
+
+
 def test_a_line_of_progress_for_a_failure_says_where_and_how_much() -> None:
     line = words.trial_line(sample.gpu_trial(4, 24, fits=False))
     assert "out of memory (backward, group 1, microbatch 1): 25.47 GiB needed of 23.05" in line

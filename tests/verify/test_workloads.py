@@ -67,8 +67,9 @@ def test_microbatches_of_8_8_8_5_are_equal_when_they_are_weighted(tmp_path: Path
     assert outcome(found) is Outcome.EQUAL
 
 
-def test_a_token_weighted_model_with_padding_is_clean(tmp_path: Path) -> None:
-    found = check(tmp_path, TOKENS + COUNT)
+@pytest.mark.parametrize("count", [COUNT, COUNT.replace("int(", "(")], ids=["int", "tensor"])
+def test_a_token_weighted_model_with_padding_is_clean(count: str, tmp_path: Path) -> None:
+    found = check(tmp_path, TOKENS + count)
 
     assert codes(found) == []
     assert outcome(found) is Outcome.EQUAL

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from memfit.errors import CannotJudge, MemfitError, UsageError
+from memfit.errors import CannotJudge, MemfitError, UsageError, WorkloadError
 from memfit.trial.nursery import die_with_parent
 from memfit.verification import Finding
 from memfit.verify.events import Expected
@@ -136,7 +136,14 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
         else []
     )
     tell("building the model" + "".join(f", {words}" for words in scaled))
-    subject = Subject(loaded, task.device, task.seed)
+    try:
+        subject = Subject(loaded, task.device, task.seed)
+    except WorkloadError as error:
+        raise WorkloadError(
+            error.message,
+            hint=error.hint or (f"it was {scaled[0]}" if scaled else None),
+            details=error.details,
+        ) from None
     checked = WorkloadCheck(
         subject, task.logical_batch, task.microbatch, tell, fewest=task.replicas + 1
     ).run()
