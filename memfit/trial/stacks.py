@@ -13,7 +13,9 @@ from pathlib import Path
 from memfit.workload import is_users, short_path
 
 _ASK = signal.SIGUSR1
-_LONGEST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 2.0
+_SETTLED_S = 0.1
+"""A stack is written line by line; it is whole when nothing has come for so long."""
 _FRAME = re.compile(r'^(?P<before>\s*File ")(?P<path>[^"]+)(?P<after>", line \d+ in .*)$')
 _NOISE = ("Extension modules:", "Fatal Python error:")
 """Lines of a dump that name no place; the signal is told apart from it."""
@@ -32,10 +34,15 @@ def dump_to(output: int) -> None:
 def ask(pid: int, output: Path) -> None:
     """Have a worker that hangs write its stack, and wait a moment for it."""
     with contextlib.suppress(OSError):
-        before = output.stat().st_size
+        before = seen = output.stat().st_size
         os.kill(pid, _ASK)
-        deadline = time.monotonic() + _LONGEST_WAIT_S
-        while output.stat().st_size == before and time.monotonic() < deadline:
+        asked = changed = time.monotonic()
+        while (now := time.monotonic()) < asked + _LONGEST_WAIT_S:
+            size = output.stat().st_size
+            if size != seen:
+                seen, changed = size, now
+            elif seen != before and now >= changed + _SETTLED_S:
+                return
             time.sleep(0.01)
 
 

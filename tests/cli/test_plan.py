@@ -176,7 +176,7 @@ def test_the_smallest_card_is_named_and_agrees_with_probes(tmp_path: Path) -> No
     cards = "h100-80gb,rtx-4060,t4,a100-40gb"
     question = ("planned.py", "--set", "width=4096", "--set", "depth=16", "-B", "4096")
     ended = memfit(
-        *("plan", *question, "--on", cards, "--need", "1024", "--out", "out", "--json"),
+        *("plan", *question, "--on", cards, "--need", "1024", "-j", "1", "--out", "out", "--json"),
         cwd=place(tmp_path),
     )
     (need,) = ended.told["needed"]
