@@ -88,8 +88,8 @@ def run_group(
             hint='pass scaler=torch.amp.GradScaler("cuda"), one for the whole training',
         )
     notify = on_phase or _ignore
-    numbers = [count if isinstance(count, float) else _as_number(count) for count in counts]
-    total = replicas * sum(numbers) if total_count is None else _as_number(total_count)
+    numbers = [as_number(count) for count in counts]
+    total = replicas * sum(numbers) if total_count is None else as_number(total_count)
     factors = weights(numbers, total=total, replicas=replicas)
     target = torch.device(device) if device is not None else None
     cast = _autocast(Precision(precision), target or _device_of(model))
@@ -149,20 +149,17 @@ def _finish(
     return GroupOutcome(loss=group_loss, gradient_norm=norm, step_applied=applied)
 
 
-def _as_number(count: Any) -> Any:
-    number = whole_number(count)
-    return count if number is None else number
-
-
-def whole_number(count: Any) -> int | None:
-    """Return what `count` returned as an int; None when it is no whole number.
+def as_number(count: Any) -> Any:
+    """Return a count as a number of Python's; what is none is returned as it is.
 
     A tensor of one integer is one: `(labels != -100).sum()`.
     """
+    if isinstance(count, int | float):
+        return count
     try:
         return operator.index(count)
     except TypeError:
-        return None
+        return count
 
 
 def check_loss(value: Any) -> torch.Tensor:

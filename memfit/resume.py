@@ -35,9 +35,18 @@ def differences_of(
             mine, other = _asked_of(mine), _asked_of(other)
         if mine != other:
             found.append(f"{name.replace('_', ' ')} was {other}, is {mine}")
-    if saved.workload.sha256 != workload.sha256:
+    found += changed_since(saved.workload, saved.environment, workload, environment)
+    return found
+
+
+def changed_since(
+    saved: WorkloadInfo, then: Environment, workload: WorkloadInfo, environment: Environment
+) -> list[str]:
+    """What has changed beside the words of a saved question: its code, or torch."""
+    found = []
+    if saved.sha256 != workload.sha256:
         found.append(f"{workload.target} was changed, or a module that it imports")
-    if _figures(saved.environment) != _figures(environment):
+    if _figures(then) != _figures(environment):
         found.append("torch or its settings are others")
     return found
 

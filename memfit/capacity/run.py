@@ -44,13 +44,13 @@ from memfit.folder import RESULT, slug
 from memfit.probe import UnsavedAnswer, run_probe
 from memfit.records import (
     DeviceSpec,
-    Environment,
     ProbeResult,
     TrialResult,
     TrialSpec,
     WorkloadInfo,
     from_json,
 )
+from memfit.resume import changed_since
 from memfit.trial.lane import Lane
 from memfit.trial.protocol import Mark, Ready
 from memfit.units import GIB
@@ -268,12 +268,9 @@ class _Plan:
             for field in dataclasses.fields(CapacitySpec)
             if getattr(saved.spec, field.name) != getattr(self._spec, field.name)
         ]
-        if saved.workload.sha256 != self._workload.sha256:
-            found.append(f"{self._workload.target} was changed, or a module that it imports")
-        ours, theirs = self._environment, saved.environment
-        if _figures(ours) != _figures(theirs):
-            found.append("torch or its settings are others")
-        return found
+        return found + changed_since(
+            saved.workload, saved.environment, self._workload, self._environment
+        )
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -295,10 +292,6 @@ class _Plan:
         )
         self._folder.save_table(table)
         return table
-
-
-def _figures(environment: Environment) -> object:
-    return (environment.torch, environment.cuda, environment.cudnn, environment.variables)
 
 
 class _CellProbe:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import WorkloadError
-from memfit.group import check_loss, whole_number
+from memfit.group import as_number, check_loss
 from memfit.records import DeviceKind, Precision, TrialSpec
 from memfit.workload import Workload
 
@@ -90,8 +90,8 @@ def check_batch(batch: Any, size: int) -> None:
 
 def check_count(count: Any, size: int) -> int:
     """Return the elements of a microbatch of `size` examples when they are a number of them."""
-    number = whole_number(count)
-    if number is None or number < 1:
+    number = as_number(count)
+    if not isinstance(number, int) or number < 1:
         raise WorkloadError(
             f"count() returned {count!r} for a microbatch of {size}",
             hint="return the number of elements that the loss is a mean over, as an int",

@@ -118,7 +118,8 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
     try:
         imported = import_workload(task.target)
         small = {} if task.full_size else imported.small()
-        loaded = imported.with_parameters({**small, **task.parameters})
+        parameters = {**small, **task.parameters}
+        loaded = imported.with_parameters(parameters)
     except UsageError:
         if run_group is None:
             raise
@@ -131,17 +132,15 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
     report.parameters = dict(loaded.info.parameters)
     taken = [f"{name}={value}" for name, value in small.items() if name not in task.parameters]
     scaled = (
-        [f"made smaller as its verify_with says: {', '.join(taken)}; --full-size leaves it whole"]
-        if taken
-        else []
+        f"made smaller as its verify_with says: {', '.join(taken)}; --full-size leaves it whole"
     )
-    tell("building the model" + "".join(f", {words}" for words in scaled))
+    tell(f"building the model, {scaled}" if taken else "building the model")
     try:
         subject = Subject(loaded, task.device, task.seed)
     except WorkloadError as error:
         raise WorkloadError(
             error.message,
-            hint=error.hint or (f"it was {scaled[0]}" if scaled else None),
+            hint=error.hint or (f"it was {scaled}" if taken else None),
             details=error.details,
         ) from None
     checked = WorkloadCheck(
@@ -152,7 +151,7 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
     if task.replicas > 1:
         tell(f"{task.replicas} replicas over gloo")
         same = msgspec.structs.replace(
-            task, logical_batch=checked.logical_batch, parameters={**small, **task.parameters}
+            task, logical_batch=checked.logical_batch, parameters=parameters
         )
         write(folder / TASK, same)
         ranks = start_replicas(task, folder, frozen=frozen_names(subject))
@@ -161,7 +160,7 @@ def _verify_workload(task: Task, folder: Path, report: Report, tell: Any) -> Non
     report.findings = accepted(found, task.accept)
     report.comparisons = checked.comparisons
     report.loss = checked.loss
-    report.notes = [f"the workload was {words}" for words in scaled] + checked.notes
+    report.notes = [*([f"the workload was {scaled}"] if taken else []), *checked.notes]
     report.outcome = decide(report.findings, compared=bool(checked.comparisons))
 
 

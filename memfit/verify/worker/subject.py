@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memfit.errors import WorkloadError
-from memfit.group import check_loss, run_group, to_device, whole_number
+from memfit.group import as_number, check_loss, run_group, to_device
 from memfit.verify.worker.examples import map_tensors
 from memfit.verify.worker.gradients import Gradient, difference
 from memfit.verify.worker.widening import Widening
@@ -122,7 +122,7 @@ class Subject:
         if not self.workload.counts_elements():
             return list(sizes)
         with user_code("count() failed"):
-            return [_whole(self.workload.count(part)) for part in parts]
+            return [as_number(self.workload.count(part)) for part in parts]
 
     def optimizer(self) -> Any:
         """Build the workload's optimizer."""
@@ -224,9 +224,3 @@ class NoStep:
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Do nothing; the subject's reset clears gradients."""
-
-
-def _whole(count: Any) -> Any:
-    """Return a count as an int, or as it is, where it is no whole number."""
-    number = None if isinstance(count, bool) else whole_number(count)
-    return count if number is None else number
