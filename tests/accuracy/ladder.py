@@ -4,7 +4,8 @@
 any RuntimeError stepped down. The models are those of timm 0.6, which that benchmark ran, and the
 step is that of its script, which ran backward inside autocast. What torch 1.12 did by default and
 later versions do not is set here: gradients are zeroed rather than dropped, SGD loops over
-parameters. Each rung has a process of its own.
+parameters. Each rung has a process of its own; where its verdict is unlike the real one, the ladder
+is also descended in one process, as it was there.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ nvidia-smi shows, before the first convolution, whose library brings kernels of 
 """
 TODAY = "today"
 """The context that memfit charges for the card, with a torch that loads kernels one by one."""
+DESCENDING = "descending"
+"""The verdict where the rungs above were tried before, in the same process."""
 RUNS = ("fits", "thrash")
 """Verdicts that the benchmark took for a success: it ended without an error."""
 STEPS = 3
@@ -56,11 +59,6 @@ KNOWN = {
         "fragmentation: 23,440,414,720 bytes are its peak with expandable segments, with which it "
         "runs here in the same context; with cuDNN's trials of that benchmark the first step is "
         "refused as well"
-    ),
-    ("sequencer2d_m", "NCHW", 192): (
-        "fragmentation: 23,518,327,296 bytes are its peak with expandable segments, with which it "
-        "runs here in the same context, flushing; with cuDNN's trials of that benchmark, each of "
-        "which flushes the cache, it runs here and flushes in no later step"
     ),
 }
 """What was found out about single rows."""
@@ -128,6 +126,7 @@ def compare(truth: Truth, store: Store, torch_version: str, *, counts: Sequence[
             )
     for name, size in sorted(CONTEXTS.items(), key=lambda context: context[1]):
         _with_the_context(name, size, result, store)
+    _in_one_process(result, store)
     return result
 
 
@@ -156,7 +155,6 @@ def _with_the_context(name: str, size: int, result: Result, store: Store) -> Non
 
     What the context of today refuses is not tried again with a larger one.
     """
-    charge, _ = context_charge(find_card(CARD))
     for one in result.ladder:
         one[name] = one[TODAY]
     close = [
@@ -164,11 +162,32 @@ def _with_the_context(name: str, size: int, result: Result, store: Store) -> Non
         for one in result.ladder
         if one[TODAY] in RUNS and int(str(one["reserved"])) > TOTAL_BYTES - size
     ]
-    cases = [
-        replace(_step_case(one["case"]), total_bytes=TOTAL_BYTES - size + charge) for one in close
-    ]
+    cases = [_beside(size, _step_case(one["case"])) for one in close]
     for one, answer in zip(close, store.run(cases, imports=IMPORTS), strict=True):
         one[name] = answer.get("value", {}).get("verdict", "error")
+
+
+def _beside(context: int, case: Case) -> Case:
+    """Return the case on a card whose context takes that many bytes."""
+    charge, _ = context_charge(find_card(CARD))
+    return replace(case, total_bytes=TOTAL_BYTES - context + charge)
+
+
+def unlike(one: dict[str, object], context: str) -> bool:
+    """Tell whether a rung ran on one of the two cards only."""
+    return one[context] != "error" and (one[context] in RUNS) != one["fitted_there"]
+
+
+def _in_one_process(result: Result, store: Store) -> None:
+    """Descend the ladder in one process to the rungs that are unlike the real ones."""
+    nearest, size = next(iter(CONTEXTS.items()))
+    rungs = [one for one in result.ladder if unlike(one, nearest)]
+    cases = [
+        _beside(size, replace(_step_case(one["case"]), function=f"{__name__}:descend"))
+        for one in rungs
+    ]
+    for one, answer in zip(rungs, store.run(cases, imports=IMPORTS), strict=True):
+        one[DESCENDING] = answer.get("value", {}).get("verdict", "error")
 
 
 def _arguments(rung: Rung, batch: int) -> dict[str, Any]:
@@ -194,16 +213,20 @@ def step(*, model: str, image: int, batch: int, channels_last: bool) -> dict[str
     error = ""
     built = "meta"
     retries: list[int] = []
+
+    def train(build_on: str) -> None:
+        _Training(model, image, batch, channels_last=channels_last, build_on=build_on).run(retries)
+
     try:
         try:
-            _train(model, image, batch, retries, channels_last=channels_last, build_on="meta")
+            train("meta")
         except torch.OutOfMemoryError:
             raise
         except Exception as first:  # noqa: BLE001  # some models read values while they are built
             built = f"cpu ({type(first).__name__}: {str(first)[:120]})"
             torch.cuda.empty_cache()
             retries.clear()
-            _train(model, image, batch, retries, channels_last=channels_last, build_on="cpu")
+            train("cpu")
     except torch.OutOfMemoryError as full:
         error = str(full).splitlines()[0][:160]
     stats = torch.cuda.memory_stats()
@@ -218,38 +241,76 @@ def step(*, model: str, image: int, batch: int, channels_last: bool) -> dict[str
     }
 
 
-def _train(
-    name: str,
-    image: int,
-    batch: int,
-    retries: list[int],
-    *,
-    channels_last: bool,
-    build_on: str,
-) -> None:
-    import timm
-    import torch
-    from timm.optim import create_optimizer_v2
+def descend(*, model: str, image: int, batch: int, channels_last: bool) -> dict[str, Any]:
+    """Try the rungs above one, then this one, as the benchmark did, and judge the last.
 
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    with torch.device(build_on):
-        model = timm.create_model(name, drop_rate=0.0)
-    if build_on == "meta":
-        model = model.to(memory_format=layout).to_empty(device="cuda")
-    else:
-        model = model.to("cuda", memory_format=layout)
-    model.train()
-    optimizer = create_optimizer_v2(model, opt="sgd", lr=1e-4, foreach=False)
-    inputs = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=layout)
-    loss_function = torch.nn.CrossEntropyLoss()
-    for _ in range(STEPS):
-        optimizer.zero_grad(set_to_none=False)
-        # Backward runs inside as well: the copies that autocast makes of weights live until then.
-        with torch.autocast("cuda", torch.float16):
-            outputs = model(inputs)
-            if isinstance(outputs, tuple):
-                outputs = outputs[0]
-            targets = torch.zeros(batch, device="cuda", dtype=torch.long)
-            loss_function(outputs, targets).backward()
-        optimizer.step()
-        retries.append(torch.cuda.memory_stats()["num_alloc_retries"])
+    While the model of a rung is built, that of the rung before is still alive.
+    """
+    import torch
+
+    verdict = ""
+    for rung in LADDER[: LADDER.index(batch) + 1]:
+        torch.cuda.empty_cache()
+        retries: list[int] = []
+        try:
+            tried = _Training(model, image, rung, channels_last=channels_last)
+            tried.run(retries)
+        except torch.OutOfMemoryError:
+            verdict = "oom"
+        else:
+            verdict = "thrash" if retries[-1] > retries[-2] else "fits"
+    return {"verdict": verdict}
+
+
+class _Training:
+    """One model with its optimizer and its batch on the card."""
+
+    def __init__(
+        self, name: str, image: int, batch: int, *, channels_last: bool, build_on: str = ""
+    ) -> None:
+        import torch
+        from timm.optim import create_optimizer_v2
+
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._shape = (batch, 3, image, image)
+        self._model = self._build(name, build_on) if build_on else self._build_anyhow(name)
+        self._model.train()
+        self._optimizer = create_optimizer_v2(self._model, opt="sgd", lr=1e-4, foreach=False)
+
+    def _build_anyhow(self, name: str) -> Any:
+        import torch
+
+        try:
+            return self._build(name, "meta")
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # noqa: BLE001  # some models read values while they are built
+            return self._build(name, "cpu")
+
+    def _build(self, name: str, device: str) -> Any:
+        import timm
+        import torch
+
+        with torch.device(device):
+            model = timm.create_model(name, drop_rate=0.0)
+        if device == "meta":
+            return model.to(memory_format=self._layout).to_empty(device="cuda")
+        return model.to("cuda", memory_format=self._layout)
+
+    def run(self, retries: list[int]) -> None:
+        """Train a few steps, noting after each how often the cache was flushed so far."""
+        import torch
+
+        inputs = torch.randn(self._shape, device="cuda").contiguous(memory_format=self._layout)
+        loss_function = torch.nn.CrossEntropyLoss()
+        for _ in range(STEPS):
+            self._optimizer.zero_grad(set_to_none=False)
+            # Backward runs inside too: the copies that autocast makes of weights live until then.
+            with torch.autocast("cuda", torch.float16):
+                outputs = self._model(inputs)
+                if isinstance(outputs, tuple):
+                    outputs = outputs[0]
+                targets = torch.zeros(self._shape[0], device="cuda", dtype=torch.long)
+                loss_function(outputs, targets).backward()
+            self._optimizer.step()
+            retries.append(torch.cuda.memory_stats()["num_alloc_retries"])

@@ -31,15 +31,13 @@ _REMAINDER = (
     "blocks above 1 MiB count the remainder that was not split off, which depends on what earlier "
     "rows of the author's process left in the cache"
 )
-_LEFT = (
-    "the real figure is higher by nearly the same {} at every batch: left alive by the rows of the "
-    "compiled kernel, which ran before; which tensors they are is not known"
-)
 SCRIPTS = {
     "fused_moe": "tests.accuracy.models.mixture_script:measure",
     "fused_linear_orpo_loss": "tests.accuracy.models.preference_script:orpo",
     "fused_linear_cpo_loss": "tests.accuracy.models.preference_script:cpo",
     "fused_linear_simpo_loss": "tests.accuracy.models.preference_script:simpo",
+    "kto_loss": "tests.accuracy.models.preference_script:kto",
+    "distill_jsd_loss": "tests.accuracy.models.preference_script:distill_jsd",
 }
 """Operators whose rows are measured in one process, in the order of the author's script."""
 SCRIPT_TIMEOUT_S = 900
@@ -51,13 +49,19 @@ CAUSES = {
     "sparse_multi_token_attention": "a workspace of the convolution, from another cuDNN",
     "fused_neighborhood_attention": _REMAINDER,
     "megatron_rms_norm": "torch 2.7 has no kernel for RMSNorm, and computes it in steps",
-    "kto_loss": _LEFT.format("1,265 MiB"),
-    "distill_jsd_loss": _LEFT.format("5,062 MiB"),
+    "kto_loss": _REMAINDER,
+    "distill_jsd_loss": _REMAINDER,
 }
 _ROUNDING = (
     "one step of the published single precision: a sum of at most {:,} bytes more or less is alive"
 )
-INFERRED = ("fused_linear_orpo_loss", "fused_linear_cpo_loss", "fused_linear_simpo_loss")
+INFERRED = (
+    "fused_linear_orpo_loss",
+    "fused_linear_cpo_loss",
+    "fused_linear_simpo_loss",
+    "kto_loss",
+    "distill_jsd_loss",
+)
 """Operators whose rows hold what the rows of a compiled kernel left alive, which is inferred."""
 
 
@@ -142,11 +146,12 @@ def _notes(rows: list[Row], torch_version: str) -> list[str]:
         "whose numbers are made here on the CPU. Its rows are measured as the script runs them, in "
         "one process and in order, the compiled implementation's allocations included, since each "
         "row depends on what those before it left in the allocator's cache.",
-        f"{len(inferred)} rows of orpo, cpo and simpo rest on an inference: each is higher by what "
-        "one call of the compiled kernel holds, which ran before them in the same process. That, "
-        "and that it came after the rows of speed, which are run here as well, was "
-        f"found from their figures. With torch {torch_version}, {_exact(inferred)} of them are "
-        f"exact, and {_exact(others)} of the {len(others)} others.",
+        f"{len(inferred)} rows of orpo, cpo, simpo, kto and distill_jsd rest on an inference: each "
+        "is higher by what one or two calls of the compiled kernel hold, which ran before them in "
+        "the same process. For orpo, cpo and simpo that was found from their figures; for kto and "
+        "distill_jsd from them and from running Liger's kernel with torch 2.5.1 on a virtual card "
+        f"in that order. With torch {torch_version}, {_exact(inferred)} of them are exact, and "
+        f"{_exact(others)} of the {len(others)} others.",
     ]
 
 

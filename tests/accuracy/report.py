@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tests.accuracy.ladder import CONTEXTS, KNOWN, RUNS, TODAY, TOTAL_BYTES
+from tests.accuracy.ladder import CONTEXTS, DESCENDING, KNOWN, RUNS, TODAY, TOTAL_BYTES, unlike
 from tests.accuracy.ladder import NAME as LADDER
 from tests.accuracy.rows import ALLOCATED, RESERVED, Result, Row
 
@@ -193,18 +193,21 @@ def _ladder(name: str, results: Sequence[Result]) -> str:
         for one in failed
     ]
     lines += [
+        "\nThere, rungs were tried downwards in one process, and a model was still alive while the "
+        "next was built. Here each rung has a process of its own; what is unlike the real card is "
+        "also shown as it ends when descended to in one process. Only those rows were tried so.",
         "\n| unlike the real card | layout | batch | there | "
         f"{' | '.join(f'context {name}' for name in names)} | "
-        "allocated, reserved here, MiB | why |",
-        "|---" * (6 + len(names)) + "|",
+        f"{main}, in one process | allocated, reserved here, MiB | why |",
+        "|---" * (7 + len(names)) + "|",
     ]
     lines += [
         f"| {one['model']} | {one['layout']} | {one['batch']} | "
         f"{'runs' if one['fitted_there'] else 'fails'} | "
-        f"{' | '.join(str(one[context]) for context in names)} | "
+        f"{' | '.join(str(one[context]) for context in names)} | {one[DESCENDING]} | "
         f"{_mib(one['allocated'])}, {_mib(one['reserved'])} | {_why(one, main)} |"
         for one in tries
-        if one not in failed and (one[main] in RUNS) != one["fitted_there"]
+        if unlike(one, main)
     ]
     return "\n".join(lines)
 
@@ -219,6 +222,8 @@ def _mib(size: object) -> str:
 
 def _why(one: dict[str, object], context: str) -> str:
     """Return the first reason that applies."""
+    if (one[DESCENDING] in RUNS) == one["fitted_there"]:
+        return "what rungs tried before in the process leave decides: descended to, it ends as there"
     known = KNOWN.get((str(one["model"]), str(one["layout"]), int(str(one["batch"]))))
     if known:
         return known

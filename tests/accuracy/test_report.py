@@ -81,6 +81,7 @@ def rung(model: str, *, fitted_there: bool, **verdicts: str) -> dict[str, object
         "other_layout_there": 48,
         "verdict": here,
         ladder.TODAY: here,
+        ladder.DESCENDING: verdicts.get("descending", verdicts["then"]),
         **contexts,
         "error": "",
         "retries": [0, 0, 0],
@@ -111,3 +112,12 @@ def test_what_runs_only_by_flushing_runs_as_the_benchmark_counts_and_is_told():
 
     assert "| NHWC | torch 1.8.2 | 0 | 0 | 0 | 0 | 1 | 0 (0.0 %) | 1 (100.0 %) |" in text
     assert "runs by flushing in every step" in text
+
+
+def test_a_rung_that_ends_as_there_once_the_ladder_is_descended_is_explained_by_that():
+    tries = [rung("one", fitted_there=False, today="fits", then="fits", descending="oom")]
+    text = report.markdown(
+        [Result(data_set=ladder.NAME, ladder=tries)], versions=["torch 2.14.1"], command="make it"
+    )
+
+    assert "| oom | 21,934, 22,888 | what rungs tried before in the process leave decides" in text

@@ -52,23 +52,6 @@ def _odds_ratio(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
     return 0.1 * F.logsigmoid(odds)
 
 
-def left_alive(config: Config) -> tuple[torch.Tensor, ...]:
-    """Allocate what the rows of the compiled kernel, which ran before, left alive: an inference.
-
-    Every row is higher by the same bytes, whatever its batch: 2,084.05 MiB at 1,024 tokens,
-    2,324.19 MiB at 4,096. Two heads are 2,004 MiB, and what remains grows as the tokens. It is, to
-    the last byte, what one call of the kernel at a batch of four holds: the head's weight and its
-    gradient, the input and its gradient, the last pair of chosen and rejected input, the targets of
-    both, and a sum. The kernel is compiled for the first batch, two, and for all others at four.
-    """
-    batch, length, width = 4, config["T"], config["H"]
-    weights = [random(config["V"], width, config=config) for _ in range(2)]
-    inputs = [random(batch, length, width, config=config) for _ in range(2)]
-    pair = random(2, length, width, config=config)
-    targets = [torch.zeros(n, length, dtype=torch.long, device="cuda") for n in (batch, 2)]
-    return (*weights, *inputs, pair, *targets, torch.zeros((), device="cuda"))
-
-
 def _contrast(chosen: torch.Tensor, rejected: torch.Tensor, *, margin: float = 0.0) -> torch.Tensor:
     """Contrastive preference (Xu et al., 2024), with SimPO's margin (Meng et al., 2024)."""
     logits = chosen - rejected

@@ -1,7 +1,8 @@
-"""The benchmarks of the preference losses as they were run: speed, then memory, in one process.
+"""The benchmarks of losses that have a compiled kernel, as they were run: speed, then memory.
 
-What the compiled kernel left alive is an inference (`losses.left_alive`), and so is when: after the
-rows of speed. Left alive before them, the rows with two examples are higher by 1 MiB.
+What the compiled kernel left alive in their one process is an inference (`left.py`), and so is
+when: after the rows of speed. Left alive before them, the rows of the preference losses with two
+examples are higher by 1 MiB.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import partial
 
 import torch
 
-from tests.accuracy.models import losses
+from tests.accuracy.models import left, losses
 from tests.accuracy.models.bench import Bench, Config, median_peak
 
 CACHE_BYTES = 256_000_000
@@ -21,25 +22,37 @@ TIMED = 7
 
 
 def orpo(*, configs: list[Config]) -> dict[str, list[int]]:
-    return _measure(losses.orpo, configs)
+    return _measure(losses.orpo, configs, left.by_a_pair)
 
 
 def cpo(*, configs: list[Config]) -> dict[str, list[int]]:
-    return _measure(losses.cpo, configs)
+    return _measure(losses.cpo, configs, left.by_a_pair)
 
 
 def simpo(*, configs: list[Config]) -> dict[str, list[int]]:
-    return _measure(losses.simpo, configs)
+    return _measure(losses.simpo, configs, left.by_a_pair)
 
 
-def _measure(build: Callable[[Config], Bench], configs: list[Config]) -> dict[str, list[int]]:
+def kto(*, configs: list[Config]) -> dict[str, list[int]]:
+    return _measure(losses.kto, configs, left.by_unpaired)
+
+
+def distill_jsd(*, configs: list[Config]) -> dict[str, list[int]]:
+    return _measure(losses.distill_jsd, configs, left.by_distillation)
+
+
+def _measure(
+    build: Callable[[Config], Bench],
+    configs: list[Config],
+    leave: Callable[[Config], list[torch.Tensor]],
+) -> dict[str, list[int]]:
     """Return the median peaks of the reference, batch by batch."""
     for backward in (False, True):
         for config in configs:
             _time(build(config), backward=backward)
-    left = losses.left_alive(configs[0])
+    alive = leave(configs[0])
     peaks = [median_peak(partial(_call, build(config), backward=True)) for config in configs]
-    del left
+    del alive
     return {"full": peaks}
 
 
