@@ -120,4 +120,4 @@ def test_a_rung_that_ends_as_there_once_the_ladder_is_descended_is_explained_by_
         [Result(data_set=ladder.NAME, ladder=tries)], versions=["torch 2.14.1"], command="make it"
     )
 
-    assert "| oom | 21,934, 22,888 | what rungs tried before in the process leave decides" in text
+    assert "| oom | 21,934, 22,888 | ends as there when descended to" in text
