@@ -223,9 +223,7 @@ def _mib(size: object) -> str:
 def _why(one: dict[str, object], context: str) -> str:
     """Return the first reason that applies."""
     if (one[DESCENDING] in RUNS) == one["fitted_there"]:
-        return (
-            "descended to, it ends as there: what rungs before it in the process leave decides"
-        )
+        return "ends as there when descended to: rungs before it in the process decide"
     known = KNOWN.get((str(one["model"]), str(one["layout"]), int(str(one["batch"]))))
     if known:
         return known
