@@ -39,6 +39,8 @@ class Candidates:
     logical_batch: int | None = None
     replicas: int = 1
     policy: Policy = Policy.EXACT
+    min_microbatch: int = 1
+    """No microbatch of any split is smaller."""
     max_microbatch: int | None = None
     """The cap that was asked for, or None."""
 
@@ -87,6 +89,8 @@ class Candidates:
     def _rule(self, microbatch: int) -> str:
         if microbatch > self.largest:
             return f"the largest size to consider is {self.largest}"
+        if microbatch < self.min_microbatch:
+            return f"the smallest size to consider is {self.min_microbatch}"
         if self.logical_batch is None:
             return "it is none of the sizes that are considered"
         if self.policy is Policy.EXACT:
@@ -108,34 +112,64 @@ def candidates(
     replicas: int,
     policy: Policy,
     max_microbatch: int | None,
+    min_microbatch: int = 1,
 ) -> Candidates:
     """List the microbatch sizes that could be emitted.
 
     `exact`: the divisors of `B / D`. `ragged`: the sizes of the largest part when `B / D` is cut
     into 1, 2, 3, ... parts as equal as possible. Without a logical batch: every integer up to
     128, and above it steps of under 1.6 %, up to `max_microbatch` (65536 when it is None).
+    A size stays out where any microbatch of its split would be below `min_microbatch`: `ragged`
+    cuts 9 examples at most 2 at a time into 2, 2, 2, 2 and 1.
 
     Raises:
-        UsageError: When a number is not positive, or `B` cannot be shared among the replicas.
+        UsageError: When a number is not positive, `B` cannot be shared among the replicas, or
+            nothing lies between the two bounds.
     """
     _require_positive("the number of replicas", replicas)
+    _require_positive("the smallest microbatch", min_microbatch)
     if max_microbatch is not None:
         _require_positive("the largest microbatch", max_microbatch)
+    cap = max_microbatch or (DEFAULT_MAX_MICROBATCH if logical_batch is None else None)
+    if cap is not None and min_microbatch > cap:
+        raise UsageError(
+            f"the smallest microbatch is {min_microbatch}, above the largest of {cap}",
+            hint="lower --min-microbatch or raise --max-microbatch",
+        )
     sizes: tuple[int, ...]
     if logical_batch is None:
-        sizes = tuple(_ladder(max_microbatch or DEFAULT_MAX_MICROBATCH))
+        ladder = tuple(_ladder(cap or DEFAULT_MAX_MICROBATCH))
+        above = ladder[bisect_right(ladder, min_microbatch) :]
+        sizes = (min_microbatch, *above)
     else:
         _check_logical_batch(logical_batch, replicas)
         share = logical_batch // replicas
-        sizes = divisors(share) if policy is Policy.EXACT else _largest_parts(share)
-        if max_microbatch is not None:
-            sizes = sizes[: bisect_right(sizes, max_microbatch)]
+        every = divisors(share) if policy is Policy.EXACT else _largest_parts(share)
+        large = tuple(m for m in every if share // -(-share // m) >= min_microbatch)
+        if not large:
+            raise _none_so_large(share, min_microbatch, logical_batch)
+        sizes = large if cap is None else large[: bisect_right(large, cap)]
+        if not sizes:
+            raise UsageError(
+                f"no split of {share} examples has all its microbatches from {min_microbatch} "
+                f"to {cap}",
+                hint=f"the smallest that can be used is {large[0]}: raise --max-microbatch",
+            )
     return Candidates(
         sizes=sizes,
         logical_batch=logical_batch,
         replicas=replicas,
         policy=policy,
+        min_microbatch=min_microbatch,
         max_microbatch=max_microbatch,
+    )
+
+
+def _none_so_large(share: int, least: int, logical_batch: int) -> UsageError:
+    return UsageError(
+        f"a microbatch of {least} or more cannot be cut from the {share} examples that each "
+        f"replica has of a logical batch of {logical_batch}",
+        hint=f"lower --min-microbatch to {share} or raise --logical-batch",
     )
 
 

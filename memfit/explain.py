@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from memfit.errors import NothingFits, WorkloadError
 from memfit.records import Composition, DeviceKind, DeviceSpec, ProbeSpec, TrialResult, Verdict
+from memfit.trial.classify import ONE_VALUE
 from memfit.units import format_bytes
 
 _DOING = {
@@ -17,7 +18,12 @@ _DOING = {
 
 
 def workload_error(
-    result: TrialResult, target: str, *, earlier: Sequence[TrialResult], kept: str | None
+    result: TrialResult,
+    target: str,
+    *,
+    earlier: Sequence[TrialResult],
+    kept: str | None,
+    searched: bool = False,
 ) -> WorkloadError:
     """Turn a trial that failed into the user's own words.
 
@@ -26,6 +32,7 @@ def workload_error(
         target: The user's file or module.
         earlier: Trials that had finished before it.
         kept: What is said of them, or None.
+        searched: Whether the size was one of a search, and another one would do.
     """
     evidence = result.evidence
     phase = evidence.phase or "imported"
@@ -42,6 +49,8 @@ def workload_error(
     advice = [evidence.hint]
     if result.verdict is Verdict.TIMEOUT:
         advice.append("raise --trial-timeout if the workload is only slow")
+    if searched and evidence.rule == ONE_VALUE and result.spec.split.microbatch == 1:
+        advice.append("--min-microbatch 2 begins with two examples")
     first = next((t for t in earlier if t.spec.index == result.spec.repeats), None)
     if first is not None:
         advice.append(f"{_doubt_words(first)}, and this repetition of it did not")
@@ -76,7 +85,13 @@ _REMEDIES = {
 
 
 def nothing_fits(
-    device: DeviceSpec, microbatch: int, trial: TrialResult, shown: TrialResult, *, whole: bool
+    device: DeviceSpec,
+    microbatch: int,
+    trial: TrialResult,
+    shown: TrialResult,
+    *,
+    whole: bool,
+    least: int = 1,
 ) -> NothingFits:
     """Say what a microbatch that does not fit is made of, and what would help.
 
@@ -86,12 +101,15 @@ def nothing_fits(
         trial: The trial that showed it.
         shown: The trial whose composition is told: the same one, or one without a limit.
         whole: Whether `shown` ran to its end, so that its figures are the whole need.
+        least: The smallest microbatch that was asked for.
     """
     name = f"a virtual {device.name}" if device.kind is DeviceKind.VIRTUAL else device.name
     limit = format_bytes(device.limit_bytes)
-    said = f"microbatch {microbatch} does not fit on {name}"
+    said, it = f"microbatch {microbatch} does not fit on {name}", "it"
+    if least > 1:
+        said, it = f"no microbatch of {microbatch} or more fits on {name}", str(microbatch)
     if whole and shown.peak_bytes is not None:
-        said += f": it needs {format_bytes(shown.peak_bytes)} of {limit}"
+        said += f": {it} needs {format_bytes(shown.peak_bytes)} of {limit}"
     else:
         said += f": {trial.evidence.text}"
     details = None
@@ -108,7 +126,10 @@ def nothing_fits(
     if microbatch == 1:
         hint = f"accumulation cannot help, a microbatch is already one example; {hint}"
     else:
-        hint = f"smaller microbatches are possible with another --logical-batch; {hint}"
+        ways = [f"below --min-microbatch {least}"] if least > 1 else []
+        if microbatch > least:
+            ways.append("with another --logical-batch")
+        hint = f"smaller microbatches are possible {' or '.join(ways)}; {hint}"
     return NothingFits(said, hint=hint, details=details)
 
 
@@ -176,6 +197,17 @@ def limits_of(spec: ProbeSpec) -> tuple[str, ...]:
             "the wrapper are measured, those of the communication library are not."
         )
     return tuple(said)
+
+
+def last_group_of(spec: ProbeSpec) -> str:
+    """How a last group with fewer examples is to be treated, without a full stop."""
+    said = (
+        "a last group with fewer examples is split by the same rule and weighted by its own "
+        "number of elements"
+    )
+    if spec.min_microbatch > 1:
+        said += f"; where that leaves a microbatch below {spec.min_microbatch}, leave it out"
+    return said
 
 
 def noticed(answer: TrialResult) -> tuple[str, ...]:

@@ -22,7 +22,14 @@ from memfit.errors import (
     NothingFits,
     UsageError,
 )
-from memfit.explain import disagreements, limits_of, nothing_fits, noticed, workload_error
+from memfit.explain import (
+    disagreements,
+    last_group_of,
+    limits_of,
+    nothing_fits,
+    noticed,
+    workload_error,
+)
 from memfit.folder import ProbeFolder, slug
 from memfit.foresight import foresee
 from memfit.outcomes import Outcome, unrepeated
@@ -107,6 +114,7 @@ def run_probe(
         logical_batch=request.logical_batch,
         replicas=request.replicas,
         policy=request.policy,
+        min_microbatch=request.min_microbatch,
         max_microbatch=request.max_microbatch,
     )
     choice = choose(request.device)
@@ -199,6 +207,7 @@ class _Probe:
             clip_norm=request.clip_norm,
             group_microbatches=request.group_microbatches,
             groups=request.groups,
+            min_microbatch=request.min_microbatch,
             max_microbatch=request.max_microbatch,
             max_trials=request.max_trials or MOST_TRIALS[device.kind],
             time_budget_s=request.time_budget_s,
@@ -347,7 +356,11 @@ class _Probe:
         self._listener.finished(result)
         if not says_something:
             raise workload_error(
-                result, self._request.target, earlier=self._trials, kept=self._kept_words()
+                result,
+                self._request.target,
+                earlier=self._trials,
+                kept=self._kept_words(),
+                searched=True,
             )
 
     def _kept_words(self) -> str | None:
@@ -483,10 +496,7 @@ class _Probe:
                 "each microbatch's mean loss counts by its share of the elements of the whole "
                 "group on all replicas (D * n_i / N, with replicas averaged)"
             ),
-            last_group=(
-                "a last group with fewer examples is split by the same rule and weighted by its "
-                "own number of elements"
-            ),
+            last_group=last_group_of(self._spec),
             notes=tuple(notes),
             wall_s=0.0,
         )
@@ -545,7 +555,14 @@ class _Probe:
             unlimited = self._pool.run(spec)
             if unlimited.verdict is Verdict.FITS:
                 shown, measured = unlimited, True
-        return nothing_fits(device, decision.microbatch, trial, shown, whole=measured)
+        return nothing_fits(
+            device,
+            decision.microbatch,
+            trial,
+            shown,
+            whole=measured,
+            least=self._spec.min_microbatch,
+        )
 
 
 def _noting(

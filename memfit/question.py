@@ -55,6 +55,7 @@ class ProbeRequest:
     """Whether an evaluation pass follows, which never changes the answer."""
     groups: int = 3
     """Groups of a trial that runs full ones."""
+    min_microbatch: int = 1
     max_microbatch: int | None = None
     max_trials: int | None = None
     """None: `MOST_TRIALS` of the device's kind."""

@@ -581,6 +581,7 @@ class ProbeSpec:
     """Cap on the microbatches of a search trial's group."""
     groups: int = 2
     """Groups that a trial of full groups runs; growth from group to group shows from 3 on."""
+    min_microbatch: int = 1
     max_microbatch: int | None = None
     max_trials: int = 40
     time_budget_s: float | None = None

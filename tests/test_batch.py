@@ -20,12 +20,14 @@ def of(
     *,
     replicas: int = 1,
     policy: Policy = Policy.EXACT,
+    min_microbatch: int = 1,
     max_microbatch: int | None = None,
 ) -> Candidates:
     return candidates(
         logical_batch=logical_batch,
         replicas=replicas,
         policy=policy,
+        min_microbatch=min_microbatch,
         max_microbatch=max_microbatch,
     )
 
@@ -69,6 +71,38 @@ def test_the_cap_itself_is_a_candidate() -> None:
     assert of(max_microbatch=1001).sizes[-3:] == (992, 1000, 1001)
     assert of(max_microbatch=1).sizes == (1,)
     assert of(max_microbatch=128).sizes == tuple(range(1, 129))
+
+
+def test_the_smallest_size_that_was_asked_for_is_the_first_candidate() -> None:
+    assert of(48, min_microbatch=2, max_microbatch=7).sizes == (2, 3, 4, 6)
+    assert of(48, min_microbatch=5).sizes == (6, 8, 12, 16, 24, 48)
+    assert of(7, min_microbatch=2).sizes == (7,)
+    assert of(min_microbatch=2, max_microbatch=5).sizes == (2, 3, 4, 5)
+    assert of(min_microbatch=129, max_microbatch=133).sizes == (129, 130, 132, 133)
+    assert of(min_microbatch=5, max_microbatch=5).sizes == (5,)
+
+
+def test_no_part_of_a_ragged_split_is_below_the_smallest_size() -> None:
+    sizes = of(9, policy=Policy.RAGGED, min_microbatch=2)
+    assert sizes.sizes == (3, 5, 9)  # at most 2 at a time, 9 examples are 2, 2, 2, 2 and 1
+    assert sizes.split(5).sizes == (5, 4)
+
+
+@given(
+    share=st.integers(1, 3000),
+    policy=st.sampled_from(Policy),
+    min_microbatch=st.integers(1, 3000),
+)
+def test_the_smallest_size_leaves_out_exactly_the_splits_that_go_below_it(
+    share: int, policy: Policy, min_microbatch: int
+) -> None:
+    every = of(share, policy=policy)
+    kept = [m for m in every.sizes if min(every.split(m).sizes) >= min_microbatch]
+    if kept:
+        assert list(of(share, policy=policy, min_microbatch=min_microbatch).sizes) == kept
+    else:
+        with pytest.raises(UsageError, match="cannot be cut"):
+            of(share, policy=policy, min_microbatch=min_microbatch)
 
 
 @given(
@@ -126,6 +160,19 @@ def test_divisors(number: int) -> None:
         ({"logical_batch": 10**9 + 1}, "largest accepted is 1000000000", None),
         ({"replicas": 0}, "the number of replicas is 0", None),
         ({"max_microbatch": 0}, "the largest microbatch is 0", None),
+        ({"min_microbatch": 0}, "the smallest microbatch is 0", None),
+        ({"min_microbatch": 3, "max_microbatch": 2}, "is 3, above the largest of 2", "lower"),
+        ({"min_microbatch": 65537}, "is 65537, above the largest of 65536", "--max-microbatch"),
+        (
+            {"logical_batch": 8, "replicas": 4, "min_microbatch": 3},
+            "3 or more cannot be cut from the 2 examples",
+            "to 2 or raise --logical-batch",
+        ),
+        (
+            {"logical_batch": 8, "min_microbatch": 5, "max_microbatch": 7},
+            "no split of 8 examples has all its microbatches from 5 to 7",
+            "is 8: raise",
+        ),
     ],
 )
 def test_wrong_words(options: dict[str, Any], message: str, hint: str | None) -> None:
@@ -141,7 +188,8 @@ def test_wrong_words(options: dict[str, Any], message: str, hint: str | None) ->
         (of(480), 481, "the largest size to consider is 480", "480"),
         (of(64, policy=Policy.RAGGED), 23, "no equal split of 64", "22 and 32"),
         (of(), 129, "none of the sizes", "128 and 130"),
-        (of(480), 0, "does not divide", "1"),
+        (of(480), 0, "the smallest size to consider is 1", "1"),
+        (of(480, min_microbatch=4), 2, "the smallest size to consider is 4", "4"),
     ],
 )
 def test_a_size_that_is_no_candidate(

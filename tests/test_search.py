@@ -159,12 +159,14 @@ def of(
     logical_batch: int | None = None,
     replicas: int = 1,
     policy: Policy = Policy.EXACT,
+    min_microbatch: int = 1,
     max_microbatch: int | None = None,
 ) -> Candidates:
     return candidates(
         logical_batch=logical_batch,
         replicas=replicas,
         policy=policy,
+        min_microbatch=min_microbatch,
         max_microbatch=max_microbatch,
     )
 

@@ -148,6 +148,7 @@ def probe_command(request: ProbeRequest, environment: Mapping[str, str]) -> str:
         ("--headroom", "headroom"),
         ("--clip", "clip_norm"),
         ("--group-microbatches", "group_microbatches"),
+        ("--min-microbatch", "min_microbatch"),
         ("--max-microbatch", "max_microbatch"),
         ("--max-trials", "max_trials"),
         ("--time-budget", "time_budget_s"),

@@ -37,6 +37,7 @@ class PlanRequest:
     headroom: str = "2%"
     clip_norm: float | None = None
     group_microbatches: int = 2
+    min_microbatch: int = 1
     max_microbatch: int | None = None
     max_trials: int | None = None
     time_budget_s: float | None = None
@@ -61,6 +62,7 @@ class PlanRequest:
             policy=self.policy,
             clip_norm=self.clip_norm,
             group_microbatches=self.group_microbatches,
+            min_microbatch=self.min_microbatch,
             max_microbatch=self.need or self.max_microbatch,
             max_trials=self.max_trials,
             time_budget_s=self.time_budget_s,
@@ -104,6 +106,7 @@ def check_plan(request: PlanRequest) -> None:
             logical_batch=request.logical_batch,
             replicas=replicas,
             policy=request.policy,
+            min_microbatch=request.min_microbatch,
             max_microbatch=request.max_microbatch,
         )
         if request.need is not None:
@@ -177,6 +180,7 @@ def spec_of(
         policy=request.policy,
         clip_norm=request.clip_norm,
         group_microbatches=request.group_microbatches,
+        min_microbatch=request.min_microbatch,
         max_microbatch=request.max_microbatch,
         seed=request.seed,
         data_dependent=request.data_dependent,

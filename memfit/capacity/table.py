@@ -183,6 +183,7 @@ class CapacitySpec:
     policy: Policy = Policy.EXACT
     clip_norm: float | None = None
     group_microbatches: int = 2
+    min_microbatch: int = 1
     max_microbatch: int | None = None
     seed: int = 0
     data_dependent: str = "worst"

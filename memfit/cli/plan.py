@@ -81,6 +81,7 @@ def plan(
     group_microbatches: Annotated[
         int, typer.Option(help="Microbatches in a search trial's group; the answer runs them all.")
     ] = 2,
+    min_microbatch: Annotated[int, typer.Option(help="Try no microbatch below this.")] = 1,
     max_microbatch: Annotated[
         int | None, typer.Option(help="Try no microbatch above this.")
     ] = None,
@@ -160,6 +161,7 @@ def plan(
         headroom=headroom,
         clip_norm=clip,
         group_microbatches=group_microbatches,
+        min_microbatch=min_microbatch,
         max_microbatch=max_microbatch,
         max_trials=max_trials,
         time_budget_s=time_budget,

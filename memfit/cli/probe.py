@@ -87,6 +87,7 @@ def probe(
         int,
         typer.Option(help="Groups that a trial of full groups runs; a growth shows from 3 on."),
     ] = 3,
+    min_microbatch: Annotated[int, typer.Option(help="Try no microbatch below this.")] = 1,
     max_microbatch: Annotated[
         int | None, typer.Option(help="Try no microbatch above this.")
     ] = None,
@@ -161,6 +162,7 @@ def probe(
         resumed=resumed,
         evaluate=evaluate,
         side_by_side=not one_at_a_time,
+        min_microbatch=min_microbatch,
         max_microbatch=max_microbatch,
         max_trials=max_trials,
         time_budget_s=time_budget,

@@ -41,6 +41,11 @@ _LOST_HELPER = re.compile(
 """How torch and Python tell that a process that works for the trial was killed."""
 _TERMINATED = re.compile(r"^\s*what\(\):\s*(?P<message>.*)")
 """How the C++ library tells the exception that nobody caught, before it aborts the process."""
+ONE_VALUE = "one value per channel"
+"""Rule of a batch normalisation that was given one example, and can train on no such microbatch."""
+_ONE_VALUE = "Expected more than 1 value per channel when training"
+"""How torch refuses it; `_verify_batch_size` in torch/nn/functional.py, and SyncBatchNorm."""
+_ONE_VALUE_HINT = "batch normalisation cannot train on a single value per channel"
 _BUS_ERROR_HINT = (
     "a bus error is often shared memory that is full: enlarge /dev/shm (--shm-size of a container)"
 )
@@ -260,9 +265,16 @@ def _judge_failure(spec: TrialSpec, failure: WorkerFailure, host: HostRecord | N
     )
     if decided is not None:
         return decided
+    if any(_normalises_one_value(link) for link in failure.chain):
+        return _Judgement(verdict=Verdict.ERROR, rule=ONE_VALUE, text=said, hint=_ONE_VALUE_HINT)
     lost_on_bus = any("killed by signal: Bus error" in link.message for link in failure.chain)
     hint = _BUS_ERROR_HINT if lost_on_bus else None
     return _Judgement(verdict=Verdict.ERROR, rule="exception", text=said, hint=hint)
+
+
+def _normalises_one_value(link: Link) -> bool:
+    known = link.kind == "builtins.ValueError" and link.raised_by == "torch"
+    return known and link.message.startswith(_ONE_VALUE)
 
 
 def _judge_classes(spec: TrialSpec, failure: WorkerFailure, said: str) -> _Judgement | None:

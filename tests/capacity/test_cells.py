@@ -87,6 +87,11 @@ def test_the_command_of_a_cell_asks_what_differs_from_a_plain_probe_and_no_more(
     )
 
 
+def test_the_bounds_of_a_cells_sizes_are_in_its_command() -> None:
+    request = ProbeRequest(target="work.py", min_microbatch=2, max_microbatch=16)
+    assert probe_command(request, {}).endswith(" --min-microbatch 2 --max-microbatch 16")
+
+
 def test_a_cell_takes_its_figures_from_its_probe() -> None:
     result = sample.gpt2()
     cell = answered_cell(cells()[0], result)

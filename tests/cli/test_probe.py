@@ -106,6 +106,24 @@ def test_a_workload_that_does_not_train_is_the_users_error(
     assert not (tmp_path / "reports/faulty-cpu").exists()
 
 
+def test_a_model_that_needs_two_examples_is_probed_from_there_on(tmp_path: Path) -> None:
+    shutil.copy(WORKLOADS / "normed.py", tmp_path)
+    question = ("probe", "normed.py", *CPU, "--set", "width=8", "-B", "4", "--out", "out")
+
+    refused = memfit(*question, cwd=tmp_path)
+    ended = memfit(*question, "--min-microbatch", "2", "--json", cwd=tmp_path)
+
+    assert refused.code == 4
+    assert "Expected more than 1 value per channel" in refused.error
+    assert refused.hint.endswith("; --min-microbatch 2 begins with two examples")
+    assert ended.code == 0
+    assert [t["spec"]["split"]["microbatch"] for t in ended.told["trials"]] == [2, 4]
+    assert ended.told["spec"]["min_microbatch"] == 2
+    assert ended.told["last_group"].endswith(
+        "; where that leaves a microbatch below 2, leave it out"
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "line", "error"),
     [

@@ -677,3 +677,32 @@ def test_a_trial_that_ended_well_has_no_place_and_no_lines() -> None:
     assert result.evidence.phase is None
     assert result.evidence.output_tail == ()
     assert result.evidence.traceback is None
+
+
+ONE_VALUE = "Expected more than 1 value per channel when training, got input size [1, 64]"
+
+
+def test_a_batch_normalisation_of_a_single_value_is_told_as_what_it_is() -> None:
+    torchs = Link(kind="builtins.ValueError", message=ONE_VALUE, raised_by="torch")
+    result = judged(report(failed=failure(torchs)))
+
+    assert (result.verdict, result.evidence.rule) == (Verdict.ERROR, "one value per channel")
+    assert result.evidence.text == f"ValueError: {ONE_VALUE}"
+    assert result.evidence.hint == "batch normalisation cannot train on a single value per channel"
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        Link(kind="builtins.ValueError", message=ONE_VALUE, raised_by="train"),
+        Link(kind="builtins.RuntimeError", message=ONE_VALUE, raised_by="torch"),
+        Link(
+            kind="builtins.ValueError",
+            message="Expected more than 1 spatial element when training, got [1, 64, 1]",
+            raised_by="torch",
+        ),
+    ],
+)
+def test_nothing_else_is_taken_for_a_batch_normalisation_of_a_single_value(link: Link) -> None:
+    evidence = judged(report(failed=failure(link))).evidence
+    assert (evidence.rule, evidence.hint) == ("exception", None)
