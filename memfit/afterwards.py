@@ -89,8 +89,9 @@ class Afterwards:
         *,
         environment: Environment,
         group_microbatches: int,
+        max_trials: int,
         make: Callable[[Ask], TrialSpec],
-    ) -> Tuned:
+    ) -> tuple[Tuned, tuple[TrialResult, ...]]:
         """Look for a larger microbatch with expandable segments.
 
         Args:
@@ -99,7 +100,11 @@ class Afterwards:
             answer: The trial that the answer stands on.
             environment: That of the workers.
             group_microbatches: Cap on the microbatches of a search trial's group.
+            max_trials: Trials that may still be spent.
             make: Makes the trial that the search asks for; settings and number are put in here.
+
+        Returns:
+            What was found, and the trials that were run.
         """
         ran = len(trials)
 
@@ -116,16 +121,19 @@ class Afterwards:
             answer=answer.spec.split.microbatch,
             limit_bytes=answer.spec.device.limit_bytes,
             group_microbatches=group_microbatches,
+            max_trials=max_trials,
             run=run,
         )
         best = larger.best
-        return Tuned(
+        found = Tuned(
             allocator=EXPANDABLE,
             variable=variable_for(environment.torch),
-            trials=larger.trials,
+            trials=len(larger.trials),
+            complete=larger.complete,
             split=sizes.split(best.spec.split.microbatch) if best else None,
             trial=replace(best, timeline=None) if best else None,
         )
+        return found, tuple(replace(trial, timeline=None) for trial in larger.trials)
 
     def _tell(self, spec: TrialSpec) -> TrialResult:
         self.listener.asked(spec)

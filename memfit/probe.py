@@ -187,6 +187,8 @@ class _Probe:
         self._folder = folder
         self._sizes = sizes
         self._trials: list[TrialResult] = []
+        self._other_trials: list[TrialResult] = []
+        """Those of a search that found that nothing fits with the allocator's own settings."""
         self._started = started
         self._budget_ended_a_trial = False
         chosen = request.allocator
@@ -227,10 +229,10 @@ class _Probe:
             self._listener.resumed(len(self._trials))
         while True:
             doubtful = unrepeated(self._trials)
-            if doubtful is not None and not self._budget_ended_a_trial:
+            if doubtful is not None and self._trials_left and not self._budget_ended_a_trial:
                 self._repeat(doubtful)
                 continue
-            decision = self._decide(self._spec.max_trials)
+            decision = self._decide(self._most_outcomes)
             if isinstance(decision, Ask) and self._time_is_up:
                 decision = self._decide_in_haste(decision)
             match decision:
@@ -238,12 +240,13 @@ class _Probe:
                     self._run(self._asked_for(decision), partial(self._foreseen, decision))
                 case Found():
                     return self._answer(decision)
-                case NoFit() if self._may_fit_otherwise():
+                case NoFit() if self._may_fit_otherwise() and self._trials_left:
                     self._listener.warned(
                         "nothing fits with the allocator's default settings; the search goes on "
                         f"with {EXPANDABLE}"
                     )
                     self._spec = replace(self._spec, allocator=EXPANDABLE)
+                    self._other_trials = self._trials
                     self._trials = []
                 case NoFit():
                     error = self._nothing_fits(decision)
@@ -251,11 +254,25 @@ class _Probe:
                     raise error
                 case Exhausted():
                     raise CannotJudge(
-                        f"{decision.trials} trials ran and none of the sizes that fitted could be "
-                        "confirmed by full groups",
+                        "no size could be confirmed by full groups in "
+                        f"{self._spent} trial{'' if self._spent == 1 else 's'}",
                         hint=f"raise --max-trials above {self._spec.max_trials} "
                         "and run the same command again",
                     )
+
+    @property
+    def _spent(self) -> int:
+        """Trials that looked for a size, with whichever setting of the allocator."""
+        return len(self._other_trials) + len(self._trials)
+
+    @property
+    def _trials_left(self) -> int:
+        return max(self._spec.max_trials - self._spent, 0)
+
+    @property
+    def _most_outcomes(self) -> int:
+        """Outcomes at which the search ends: a doubtful trial is spent as well, and is none."""
+        return len(outcomes_of(self._trials)) + self._trials_left
 
     def _decide(self, max_trials: int, outcomes: Sequence[Outcome] | None = None) -> Decision:
         return decide(
@@ -307,7 +324,7 @@ class _Probe:
         self._run(
             replace(
                 doubtful.spec,
-                index=len(self._trials) + 1,
+                index=self._spent + 1,
                 repeats=index,
                 reason=f"trial {index} once more: {doubtful.evidence.rule} has other causes too",
             )
@@ -321,7 +338,7 @@ class _Probe:
             ask,
             limit_bytes=self._spec.device.limit_bytes,
             group_microbatches=self._spec.group_microbatches,
-            decide=lambda outcomes: self._decide(self._spec.max_trials, outcomes),
+            decide=partial(self._decide, self._most_outcomes),
         )
         specs = {t.spec.split.microbatch: t.spec for t in self._trials}
         specs[ask.microbatch] = self._asked_for(ask)
@@ -385,7 +402,7 @@ class _Probe:
         split = self._sizes.split(microbatch)
         full = group_microbatches >= split.accumulation_steps
         return TrialSpec(
-            index=len(self._trials) + 1,
+            index=self._spent + 1,
             purpose=purpose,  # type: ignore[arg-type]
             reason=reason,
             split=split,
@@ -411,6 +428,7 @@ class _Probe:
             spec=self._spec if not self._tries_both else replace(self._spec, allocator=None),
             environment=self._environment,
             trials=tuple(self._trials),
+            other_trials=tuple(self._other_trials),
             stopped_by=stopped_by,
         )
         try:
@@ -433,6 +451,7 @@ class _Probe:
             )
         self._spec = continued(saved.spec, self._spec)
         self._trials = list(saved.trials)
+        self._other_trials = list(saved.other_trials)
         if self._trials:  # it may have gone on with another setting, once nothing fitted
             self._spec = replace(self._spec, allocator=self._trials[-1].spec.allocator)
 
@@ -442,13 +461,15 @@ class _Probe:
         draft = self._draft(found)
         self._listener.decided(draft)
         answer = self._told_by_block(draft.answer)
-        index = len(self._trials) + 1
+        tuned, others = self._tuned(answer)
+        index = self._spent + len(others) + 1
         result = replace(
             draft,
+            other_trials=(*draft.other_trials, *others),
             limits=(*limits_of(self._spec), *answer.limits),
             trials=tuple(answer if t.spec.index == answer.spec.index else t for t in draft.trials),
             notes=(*draft.notes, *noticed(answer)),
-            tuned=self._tuned(answer),
+            tuned=tuned,
             evaluation=self._afterwards.evaluation(answer, index=index)
             if self._spec.evaluate
             else None,
@@ -490,6 +511,7 @@ class _Probe:
                 t if t.spec.index == certificate.trial else replace(t, timeline=None)
                 for t in self._trials
             ),
+            other_trials=tuple(self._other_trials),
             story=tell(self._trials, certificate),
             environment=self._environment,
             loss_normalisation=(
@@ -521,18 +543,19 @@ class _Probe:
         self._listener.asked(spec)
         return self._pool.run(spec)
 
-    def _tuned(self, answer: TrialResult) -> Tuned | None:
+    def _tuned(self, answer: TrialResult) -> tuple[Tuned | None, tuple[TrialResult, ...]]:
         """Look for a larger microbatch with expandable segments, where that was asked for."""
         if not self._tries_both or self._spec.allocator is not None:
-            return None
+            return None, ()
         if not may_be_fragmented(self._trials, self._environment):
-            return None
+            return None, ()
         return self._afterwards.tuned(
             self._sizes,
             self._trials,
             answer,
             environment=self._environment,
             group_microbatches=self._spec.group_microbatches,
+            max_trials=self._trials_left,
             make=self._asked_for,
         )
 

@@ -608,6 +608,8 @@ class Tuned:
     """The environment variable that this version of torch reads it from."""
     trials: int
     """Trials that were run with it above the answer."""
+    complete: bool = True
+    """Whether that search came to its end; False where trials or time were over before."""
     split: Split | None = None
     """The larger split that fits with it; None when it changes nothing."""
     trial: TrialResult | None = None
@@ -713,6 +715,9 @@ class ProbeResult:
     """The answer: `microbatch`, `accumulation_steps`, `replicas`, `logical_batch`."""
     certificate: Certificate
     trials: tuple[TrialResult, ...]
+    other_trials: tuple[TrialResult, ...] = ()
+    """Trials with another setting of the allocator than the answer's: those after which nothing
+    fitted, or those that looked for a larger size."""
     story: tuple[Chapter, ...] = ()
     """The search in the order of its trials: what each showed, and what it changed."""
     environment: Environment
@@ -748,6 +753,8 @@ class ProbeProgress:
     spec: ProbeSpec
     environment: Environment
     trials: tuple[TrialResult, ...] = ()
+    other_trials: tuple[TrialResult, ...] = ()
+    """Those with the allocator's own settings, where nothing fitted and the search went on."""
     stopped_by: TrialResult | None = None
     """The trial that stopped the probe without saying anything about its size; it is run again."""
 

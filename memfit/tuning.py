@@ -29,8 +29,10 @@ class Larger:
 
     best: TrialResult | None
     """The trial of full groups at the largest size above the answer; None when there is none."""
-    trials: int
-    """Trials that were run."""
+    trials: tuple[TrialResult, ...]
+    """Those that were run."""
+    complete: bool
+    """Whether nothing was left to try."""
 
 
 def carried_over(outcomes: Iterable[Outcome], *, limit_bytes: int) -> tuple[Outcome, ...]:
@@ -54,6 +56,7 @@ def look_for_larger(
     answer: int,
     limit_bytes: int,
     group_microbatches: int,
+    max_trials: int,
     run: Callable[[Ask], TrialResult | None],
 ) -> Larger:
     """Search above an answer with another setting.
@@ -64,21 +67,27 @@ def look_for_larger(
         answer: The microbatch that it gave.
         limit_bytes: The most that may be used on the device.
         group_microbatches: Cap on the microbatches of a search trial's group.
+        max_trials: Trials that may be spent; twelve are, at most.
         run: Runs a trial with the other setting; None ends the search, as when time is up.
     """
     known = carried_over(outcomes_of(trials), limit_bytes=limit_bytes)
     done: list[TrialResult] = []
-    while len(done) < _MOST:
+    most = min(_MOST, max_trials)
+
+    def following(ceiling: int) -> Ask | None:
+        outcomes = (*known, *outcomes_of(done))
         decision = decide(
             sizes,
-            (*known, *outcomes_of(done)),
+            outcomes,
             limit_bytes=limit_bytes,
-            max_trials=len(known) + _MOST,
+            max_trials=ceiling - len(done) + len(outcomes),
             group_microbatches=group_microbatches,
         )
-        if not isinstance(decision, Ask) or decision.microbatch <= answer:
-            break
-        result = run(decision)
+        wanted = isinstance(decision, Ask) and decision.microbatch > answer
+        return decision if isinstance(decision, Ask) and wanted else None
+
+    while (asked := following(most)) is not None:
+        result = run(asked)
         if result is None:
             break
         done.append(result)
@@ -94,4 +103,4 @@ def look_for_larger(
         and t.spec.split.microbatch > answer
     ]
     best = max(fitted, key=lambda t: t.spec.split.microbatch, default=None)
-    return Larger(best=best, trials=len(done))
+    return Larger(best=best, trials=tuple(done), complete=following(len(done) + 2) is None)

@@ -32,7 +32,7 @@ def searched() -> tuple[TrialResult, ...]:
     )
 
 
-def asked(fits: bool) -> tuple[list[Ask], TrialResult | None, int]:
+def asked(fits: bool, max_trials: int = 12) -> tuple[list[Ask], TrialResult | None, int, bool]:
     asks: list[Ask] = []
 
     def run(ask: Ask) -> TrialResult:
@@ -48,9 +48,15 @@ def asked(fits: bool) -> tuple[list[Ask], TrialResult | None, int]:
         return replace(trial, spec=replace(trial.spec, allocator=EXPANDABLE))
 
     larger = look_for_larger(
-        sizes(), searched(), answer=16, limit_bytes=LIMIT, group_microbatches=2, run=run
+        sizes(),
+        searched(),
+        answer=16,
+        limit_bytes=LIMIT,
+        group_microbatches=2,
+        max_trials=max_trials,
+        run=run,
     )
-    return asks, larger.best, larger.trials
+    return asks, larger.best, len(larger.trials), larger.complete
 
 
 def test_what_fitted_and_what_cannot_fit_is_taken_over_and_fragmentation_is_not() -> None:
@@ -63,21 +69,25 @@ def test_what_fitted_and_what_cannot_fit_is_taken_over_and_fragmentation_is_not(
 
 
 def test_a_size_that_failed_by_fragmentation_is_run_in_full_groups_and_found() -> None:
-    asks, best, trials = asked(fits=True)
+    asks, best, trials, complete = asked(fits=True)
 
     assert [ask.microbatch for ask in asks] == [20]
     assert best is not None
     assert best.spec.split.microbatch == 20
     assert best.spec.runs_full_groups
-    assert trials == 1
+    assert (trials, complete) == (1, True)
 
 
 def test_a_setting_that_changes_nothing_leaves_the_answer() -> None:
-    asks, best, trials = asked(fits=False)
+    asks, best, trials, complete = asked(fits=False)
 
     assert {ask.microbatch for ask in asks} == {20}
     assert best is None
-    assert trials == len(asks)
+    assert (trials, complete) == (len(asks), True)
+
+
+def test_the_search_with_a_setting_spends_no_more_trials_than_are_left() -> None:
+    assert asked(fits=True, max_trials=0) == ([], None, 0, False)
 
 
 def test_a_larger_size_is_looked_for_only_where_memory_was_in_pieces() -> None:
@@ -95,6 +105,7 @@ def test_the_search_with_a_setting_ends_where_time_is_up() -> None:
         answer=16,
         limit_bytes=LIMIT,
         group_microbatches=2,
+        max_trials=12,
         run=lambda _ask: None,
     )
-    assert (larger.best, larger.trials) == (None, 0)
+    assert (larger.best, larger.trials, larger.complete) == (None, (), False)

@@ -62,7 +62,7 @@ def _rows(result: ProbeResult) -> list[tuple[str, str]]:
     if device.headroom_bytes:
         left += f", and {words.size(device.headroom_bytes)} more kept free on purpose"
     total = words.size(device.total_bytes)
-    trials = words.number(len(result.trials), "trial")
+    trials = words.number(len(result.trials) + len(result.other_trials), "trial")
     return [
         ("microbatch", str(split.microbatch)),
         ("accumulation steps", str(split.accumulation_steps)),

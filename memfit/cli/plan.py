@@ -88,7 +88,9 @@ def plan(
     max_trials: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Run at most N trials in a cell: by default 40, on a virtual GPU 400."
+            metavar="N",
+            help="Look for a cell's size in at most N trials, whatever the allocator's setting: by "
+            "default 40, on a virtual GPU 400.",
         ),
     ] = None,
     time_budget: Annotated[

@@ -93,7 +93,10 @@ def probe(
     ] = None,
     max_trials: Annotated[
         int | None,
-        typer.Option(help="Run at most this many trials: by default 40, on a virtual GPU 400."),
+        typer.Option(
+            help="Look for the size in at most this many trials, whatever the allocator's setting: "
+            "by default 40, on a virtual GPU 400."
+        ),
     ] = None,
     time_budget: Annotated[
         float | None,

@@ -50,6 +50,7 @@ COLUMNS = (
     "ended_in_microbatch",
     "doubtful",
     "repeats_trial",
+    "allocator",
 )
 """The columns in their order; a new one is added at the end."""
 
@@ -70,7 +71,7 @@ def trials_csv(result: ProbeResult) -> str:
 
     rows = [
         _row(result, trial, memory)
-        for trial in result.trials
+        for trial in sorted((*result.trials, *result.other_trials), key=lambda t: t.spec.index)
         for memory in (trial.devices or (None,))
     ]
     # Whole numbers stay whole beside empty cells only as objects: pandas' own would be floats.
@@ -108,6 +109,7 @@ def _row(result: ProbeResult, trial: TrialResult, memory: DeviceMemory | None) -
         "ended_in_microbatch": evidence.microbatch_index,
         "doubtful": str(evidence.doubtful).lower(),
         "repeats_trial": spec.repeats,
+        "allocator": spec.allocator,
     }
     if memory is not None:
         row.update({name: getattr(memory, name) for name in _OF_DEVICE})

@@ -66,6 +66,12 @@ def tuned(result: ProbeResult) -> str | None:
         return None
     if found.split is None or found.trial is None:
         tried = f"{found.trials} trial{'' if found.trials == 1 else 's'}"
+        if not found.complete:
+            when = f"after {tried}" if found.trials else "before a trial"
+            return (
+                f"Whether {found.allocator} lets a larger microbatch fit is not known: trials or "
+                f"time were over {when} with it."
+            )
         return f"{found.allocator} lets no larger microbatch fit ({tried})."
     virtual = " (virtual)" if found.trial.spec.device.kind is DeviceKind.VIRTUAL else ""
     peak, limit = found.trial.peak_bytes, found.trial.spec.device.limit_bytes
