@@ -92,6 +92,7 @@ def nothing_fits(
     *,
     whole: bool,
     least: int = 1,
+    untried: str | None = None,
 ) -> NothingFits:
     """Say what a microbatch that does not fit is made of, and what would help.
 
@@ -102,6 +103,7 @@ def nothing_fits(
         shown: The trial whose composition is told: the same one, or one without a limit.
         whole: Whether `shown` ran to its end, so that its figures are the whole need.
         least: The smallest microbatch that was asked for.
+        untried: A setting of the allocator that no trial was left for, or None.
     """
     name = f"a virtual {device.name}" if device.kind is DeviceKind.VIRTUAL else device.name
     limit = format_bytes(device.limit_bytes)
@@ -130,6 +132,8 @@ def nothing_fits(
         if microbatch > least:
             ways.append("with another --logical-batch")
         hint = f"smaller microbatches are possible {' or '.join(ways)}; {hint}"
+    if untried is not None:
+        hint += f"; {untried} was not tried: raise --max-trials"
     return NothingFits(said, hint=hint, details=details)
 
 

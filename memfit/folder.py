@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from memfit.errors import CannotJudge, UsageError
+from memfit.nothing import NothingFound
 from memfit.records import ProbeProgress, ProbeResult, from_json, to_json
 
 RESULT = "memfit.json"
@@ -135,7 +136,7 @@ class ProbeFolder(OutputFolder):
         """Save what has finished so far; raises CannotJudge when the disk refuses."""
         self.write(self.progress, to_json(progress))
 
-    def save_result(self, result: ProbeResult) -> None:
+    def save_result(self, result: ProbeResult | NothingFound) -> None:
         """Save the answer, which ends the unfinished state."""
         self.write(self.result, to_json(result))
         self.forget_progress()

@@ -32,6 +32,7 @@ from memfit.explain import (
 )
 from memfit.folder import ProbeFolder, slug
 from memfit.foresight import foresee
+from memfit.nothing import NothingFound
 from memfit.outcomes import Outcome, unrepeated
 from memfit.question import (
     MOST_TRIALS,
@@ -103,7 +104,7 @@ def run_probe(
 
     Raises:
         UsageError: When the question is wrong.
-        NothingFits: When the smallest microbatch does not fit.
+        Unfit: When the smallest microbatch does not fit; that is kept as the answer.
         WorkloadError: When the user's code fails.
         CannotJudge: When this machine cannot answer, or the answer cannot be written.
         Interrupted: When the user stops it; finished trials are kept.
@@ -249,9 +250,7 @@ class _Probe:
                     self._other_trials = self._trials
                     self._trials = []
                 case NoFit():
-                    error = self._nothing_fits(decision)
-                    self._folder.forget_progress()  # the question is answered
-                    raise error
+                    raise self._nothing_fits(decision)
                 case Exhausted():
                     raise CannotJudge(
                         "no size could be confirmed by full groups in "
@@ -475,7 +474,7 @@ class _Probe:
             else None,
             steadiness=self._afterwards.steadiness(answer, index=index),
             verification=find_verification(self._workload),
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            created=_now(),
             wall_s=time.monotonic() - self._started,
         )
         try:
@@ -503,7 +502,7 @@ class _Probe:
             command=self._request.command,
             workload=self._workload,
             spec=self._spec,
-            source=Source.VIRTUAL if device.kind is DeviceKind.VIRTUAL else Source.MEASURED,
+            source=self._source,
             limits=(*limits_of(self._spec), *self._trial(certificate.trial).limits),
             split=self._sizes.split(certificate.microbatch),
             certificate=certificate,
@@ -562,11 +561,11 @@ class _Probe:
     def _trial(self, index: int) -> TrialResult:
         return next(t for t in self._trials if t.spec.index == index)
 
-    def _nothing_fits(self, decision: NoFit) -> NothingFits:
-        """Say what a microbatch that does not fit is made of."""
+    def _nothing_fits(self, decision: NoFit) -> Unfit:
+        """Say what a microbatch that does not fit is made of, and keep it as the answer."""
         device = self._spec.device
         trial = self._trial(decision.trial)
-        shown, measured = trial, False
+        shown, diagnosis = trial, None
         if device.kind is DeviceKind.VIRTUAL:
             spec = self._trial_spec(
                 purpose="diagnose",
@@ -575,17 +574,49 @@ class _Probe:
                 group_microbatches=trial.spec.group_microbatches,
                 device=replace(device, limit_bytes=UNLIMITED_BYTES),
             )
-            unlimited = self._pool.run(spec)
-            if unlimited.verdict is Verdict.FITS:
-                shown, measured = unlimited, True
-        return nothing_fits(
+            diagnosis = self._pool.run(spec)
+            if diagnosis.verdict is Verdict.FITS:
+                shown = diagnosis
+        said = nothing_fits(
             device,
             decision.microbatch,
             trial,
             shown,
-            whole=measured,
+            whole=shown is not trial,
             least=self._spec.min_microbatch,
+            untried=EXPANDABLE if self._may_fit_otherwise() else None,
         )
+        record = NothingFound(
+            created=_now(),
+            command=self._request.command,
+            workload=self._workload,
+            spec=self._spec,
+            source=self._source,
+            limits=limits_of(self._spec),
+            message=said.message,
+            hint=said.hint,
+            details=said.details,
+            trials=tuple(replace(t, timeline=None) for t in self._trials),
+            other_trials=tuple(replace(t, timeline=None) for t in self._other_trials),
+            diagnosis=None if diagnosis is None else replace(diagnosis, timeline=None),
+            environment=self._environment,
+            wall_s=time.monotonic() - self._started,
+        )
+        try:
+            self._folder.save_result(record)
+        except CannotJudge as error:
+            self._listener.warned(f"{error.message}; the trials are not kept")
+            return Unfit(record, None)
+        return Unfit(record, self._folder)
+
+    @property
+    def _source(self) -> Source:
+        virtual = self._spec.device.kind is DeviceKind.VIRTUAL
+        return Source.VIRTUAL if virtual else Source.MEASURED
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _noting(
@@ -603,6 +634,16 @@ def _noting(
     )
 
 
+class Unfit(NothingFits):
+    """Nothing fits; `record` tells of it, and is saved in `folder` unless that is None."""
+
+    def __init__(self, record: NothingFound, folder: ProbeFolder | None) -> None:
+        """Say what the record says."""
+        super().__init__(record.message, hint=record.hint, details=record.details)
+        self.record = record
+        self.folder = folder
+
+
 class UnsavedAnswer(CannotJudge):
     """There is an answer, but it cannot be written; `result` holds it."""
 
@@ -615,6 +656,7 @@ class UnsavedAnswer(CannotJudge):
 __all__ = [
     "ProbeListener",
     "ProbeRequest",
+    "Unfit",
     "UnsavedAnswer",
     "run_probe",
     "share_of",

@@ -737,6 +737,17 @@ class ProbeResult:
     wall_s: float = 0.0
 
     @property
+    def every_trial(self) -> tuple[TrialResult, ...]:
+        """All trials that looked for a size, in the order in which they ran."""
+        both = (*self.trials, *self.other_trials)
+        return tuple(sorted(both, key=lambda trial: trial.spec.index))
+
+    @property
+    def answer_trial(self) -> int:
+        """Index of the trial that the answer stands on."""
+        return self.certificate.trial
+
+    @property
     def answer(self) -> TrialResult:
         """The trial that the answer stands on."""
         return next(t for t in self.trials if t.spec.index == self.certificate.trial)
@@ -766,6 +777,10 @@ class _Stored(Protocol):
 
 
 Record = TypeVar("Record", bound=_Stored)
+
+
+NOTHING_FITS = "memfit.nothing-fits"
+"""Schema of the record of a probe without an answer; `memfit.nothing` has the record."""
 
 
 class _Header(msgspec.Struct):
@@ -813,6 +828,11 @@ def check_schema(data: bytes, expected: str, *, origin: str) -> None:
         raise UsageError(
             f"{origin} is not a memfit document: {error}", hint=f"name a file that holds {expected}"
         ) from None
+    if header.schema == NOTHING_FITS and header.schema != expected:
+        raise UsageError(
+            f"{origin} is the record of a probe in which nothing fits, so it has no microbatch",
+            hint=f"`memfit report {origin}` makes the page that tells why",
+        )
     if header.schema != expected:
         raise UsageError(
             f"{origin} holds {header.schema!r}, not {expected!r}",

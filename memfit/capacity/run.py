@@ -36,19 +36,21 @@ from memfit.capacity.table import (
     CapacityProgress,
     CapacitySpec,
     CapacityTable,
-    CellStatus,
 )
 from memfit.devices.cores import cores
-from memfit.errors import Interrupted, MemfitError, UsageError
+from memfit.errors import Interrupted, MemfitError, NothingFits, UsageError
 from memfit.folder import RESULT, slug
+from memfit.nothing import NothingFound
 from memfit.probe import UnsavedAnswer, run_probe
 from memfit.records import (
+    NOTHING_FITS,
     DeviceSpec,
     ProbeResult,
     TrialResult,
     TrialSpec,
     WorkloadInfo,
     from_json,
+    schema_of,
 )
 from memfit.resume import changed_since
 from memfit.trial.lane import Lane
@@ -171,7 +173,6 @@ class _Plan:
         )
         self._asks = asks_of(crew.columns, crew.rows, values, changes)
         self._cells: dict[int, CapacityCell] = {}
-        self._refused: dict[int, CapacityCell] = {}
 
     def run(self) -> CapacityTable:
         """Probe what is not probed yet, and save the table."""
@@ -213,9 +214,6 @@ class _Plan:
     def _end(self, agenda: Agenda, ask: Ask, cell: CapacityCell) -> None:
         self._cells[cell.index] = cell
         agenda.ended(ask, cell)
-        if cell.status is CellStatus.NOTHING_FITS:
-            self._refused[cell.index] = cell
-            self._save()
         self._listener.ended(ask, cell)
 
     # -- saving and resuming -----------------------------------------------------------------
@@ -227,7 +225,6 @@ class _Plan:
                 workload=self._workload,
                 spec=self._spec,
                 environment=self._environment,
-                refused=tuple(self._refused.values()),
             )
         )
 
@@ -242,21 +239,25 @@ class _Plan:
                 f"{'; '.join(differences)}",
                 hint="--force starts again and drops its cells; --out names another folder",
             )
-        refused = {cell.index: cell for cell in saved.refused}
         for ask in agenda.left:
-            cell = refused.get(ask.index) or self._finished(ask)
+            cell = self._finished(ask)
             if cell is not None:
                 agenda.drop(ask)
                 agenda.ended(ask, cell)
                 self._cells[ask.index] = cell
-        self._refused = refused
         self._listener.resumed(len(self._cells))
 
     def _finished(self, ask: Ask) -> CapacityCell | None:
         path = self._folder.path / ask.folder / RESULT
         if not path.exists():
             return None
-        return answered_cell(ask, from_json(path.read_bytes(), ProbeResult, origin=str(path)))
+        data, origin = path.read_bytes(), str(path)
+        if schema_of(data) == NOTHING_FITS:
+            none = from_json(data, NothingFound, origin=origin)
+            error = NothingFits(none.message, hint=none.hint, details=none.details)
+            trials = (*none.other_trials, *none.trials)
+            return refused_cell(ask, error, trials, command=none.command, wall_s=none.wall_s)
+        return answered_cell(ask, from_json(data, ProbeResult, origin=origin))
 
     def _differences(self, saved: CapacityProgress) -> list[str]:
         """What a saved plan was asked differently, in words."""

@@ -234,8 +234,6 @@ class CapacityProgress:
     workload: WorkloadInfo
     spec: CapacitySpec
     environment: Environment
-    refused: tuple[CapacityCell, ...] = ()
-    """Cells in which nothing fits."""
 
 
 def point_of(trial: TrialResult) -> CapacityPoint:

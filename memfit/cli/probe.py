@@ -16,6 +16,7 @@ from memfit.records import Policy, Precision
 
 if TYPE_CHECKING:
     from memfit.folder import ProbeFolder
+    from memfit.probe import Unfit
     from memfit.records import ProbeResult
     from memfit.report.page import Charts
 
@@ -145,7 +146,7 @@ def probe(
     is run again.
     """
     from memfit.cli.progress import ProgressTeller  # noqa: PLC0415
-    from memfit.probe import ProbeRequest, UnsavedAnswer, run_probe  # noqa: PLC0415
+    from memfit.probe import ProbeRequest, Unfit, UnsavedAnswer, run_probe  # noqa: PLC0415
 
     request = ProbeRequest(
         target=target,
@@ -179,6 +180,10 @@ def probe(
     teller = ProgressTeller(stderr(), quiet=quiet)
     try:
         result, folder = run_probe(request, teller)
+    except Unfit as none:
+        teller.close()
+        _keep_nothing(none, as_json=as_json, quiet=quiet)
+        raise
     except UnsavedAnswer as unsaved:
         teller.close()
         _print(unsaved.result, as_json=as_json)
@@ -213,6 +218,25 @@ def _print(result: ProbeResult, *, as_json: bool) -> None:
         from memfit.cli.answer import render_answer  # noqa: PLC0415
 
         render_answer(result, stdout())
+
+
+def _keep_nothing(none: Unfit, *, as_json: bool, quiet: bool) -> None:
+    """Write the pages of a probe in which nothing fits; the error itself is told by the verb."""
+    from memfit.export.csv import trials_csv  # noqa: PLC0415
+    from memfit.folder import REPORT, RESULT, TRIALS  # noqa: PLC0415
+    from memfit.report import render_nothing  # noqa: PLC0415
+
+    folder = none.folder
+    try:
+        if folder is not None:
+            with answer_saved(folder.path / RESULT):
+                folder.write(TRIALS, trials_csv(none.record).encode())
+                folder.write(REPORT, render_nothing(none.record).encode())
+    finally:
+        if as_json:
+            write_json(none.record)
+    if folder is not None and not quiet:
+        stderr().print(f"wrote {folder.path / REPORT}", soft_wrap=True)
 
 
 def _write_pages(result: ProbeResult, folder: ProbeFolder, charts: Charts | None) -> None:

@@ -50,9 +50,13 @@ def _page(data: bytes, *, origin: str) -> tuple[bytes, str]:
     from memfit.capacity.folder import PAGE  # noqa: PLC0415
     from memfit.capacity.table import CapacityTable  # noqa: PLC0415
     from memfit.folder import REPORT  # noqa: PLC0415
-    from memfit.records import ProbeResult, from_json, schema_of  # noqa: PLC0415
-    from memfit.report import render, render_capacity  # noqa: PLC0415
+    from memfit.nothing import NothingFound  # noqa: PLC0415
+    from memfit.records import NOTHING_FITS, ProbeResult, from_json, schema_of  # noqa: PLC0415
+    from memfit.report import render, render_capacity, render_nothing  # noqa: PLC0415
 
-    if schema_of(data) == "memfit.capacity":
+    schema = schema_of(data)
+    if schema == NOTHING_FITS:
+        return render_nothing(from_json(data, NothingFound, origin=origin)).encode(), REPORT
+    if schema == "memfit.capacity":
         return render_capacity(from_json(data, CapacityTable, origin=origin)).encode(), PAGE
     return render(from_json(data, ProbeResult, origin=origin)).encode(), REPORT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memfit.nothing import NothingFound
     from memfit.records import DeviceMemory, ProbeResult, TrialResult
 
 _OF_DEVICE = (
@@ -55,14 +56,14 @@ COLUMNS = (
 """The columns in their order; a new one is added at the end."""
 
 
-def trials_csv(result: ProbeResult) -> str:
+def trials_csv(result: ProbeResult | NothingFound) -> str:
     """Write the trials of a probe as CSV, one row for each trial and device.
 
     A trial that recorded no device has one row with those cells empty. An empty cell is a figure
     that was not measured.
 
     Args:
-        result: The answer, with all trials.
+        result: The answer, or that there is none, with all trials.
 
     Returns:
         The text, with a header row; lines end with a newline alone.
@@ -71,7 +72,7 @@ def trials_csv(result: ProbeResult) -> str:
 
     rows = [
         _row(result, trial, memory)
-        for trial in sorted((*result.trials, *result.other_trials), key=lambda t: t.spec.index)
+        for trial in result.every_trial
         for memory in (trial.devices or (None,))
     ]
     # Whole numbers stay whole beside empty cells only as objects: pandas' own would be floats.
@@ -79,7 +80,9 @@ def trials_csv(result: ProbeResult) -> str:
     return str(table.to_csv(index=False, lineterminator="\n"))
 
 
-def _row(result: ProbeResult, trial: TrialResult, memory: DeviceMemory | None) -> dict[str, Any]:
+def _row(
+    result: ProbeResult | NothingFound, trial: TrialResult, memory: DeviceMemory | None
+) -> dict[str, Any]:
     spec, evidence = trial.spec, trial.evidence
     row: dict[str, Any] = {
         "trial": spec.index,
@@ -94,7 +97,7 @@ def _row(result: ProbeResult, trial: TrialResult, memory: DeviceMemory | None) -
         "optimizer_steps_applied": trial.optimizer_steps_applied,
         "precision": spec.precision.value,
         "verdict": trial.verdict.value,
-        "is_answer": str(spec.index == result.certificate.trial).lower(),
+        "is_answer": str(spec.index == result.answer_trial).lower(),
         "source": result.source.value,
         "device_slug": spec.device.slug,
         "device_name": spec.device.name,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memfit.capacity.table import CapacityTable
+    from memfit.nothing import NothingFound
     from memfit.records import ProbeResult
     from memfit.report.page import Charts
 
@@ -35,3 +36,10 @@ def render_capacity(table: CapacityTable) -> str:
     from memfit.report.capacity_page import render_page  # noqa: PLC0415 - as above
 
     return render_page(table)
+
+
+def render_nothing(record: NothingFound) -> str:
+    """Make the page of a probe in which nothing fits, in the same way."""
+    from memfit.report.nothing import render_page  # noqa: PLC0415 - as above
+
+    return render_page(record)

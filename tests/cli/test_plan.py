@@ -262,6 +262,27 @@ def test_nothing_fits_anywhere_is_status_3_with_a_table(tmp_path: Path) -> None:
     assert (tmp_path / "out/capacity.html").exists()
 
 
+def test_a_plan_that_goes_on_does_not_ask_again_where_nothing_fitted(tmp_path: Path) -> None:
+    words = ("plan", "planned.py", "--on", "cpu", "--memory-limit", "1MiB", "--set", "width=8,9")
+    first = memfit(*words, "-j", "1", "--out", "out", "--json", cwd=place(tmp_path))
+    table = tmp_path / "out/capacity.json"
+    kept = ("command", "workload", "spec", "environment")
+    progress = {"schema": "memfit.capacity-progress", "schema_version": 1}
+    progress.update({name: first.told[name] for name in kept})
+    table.with_name("capacity.progress.json").write_text(json.dumps(progress))
+    table.unlink()
+
+    again = memfit(*words, "-j", "1", "--out", "out", "--json", cwd=tmp_path)
+
+    assert again.code == 3
+    assert "going on after 2 finished cells" in again.err
+    assert "trial 1" not in again.err
+    then, now = first.told["cells"], again.told["cells"]
+    for cell in (*then, *now):
+        cell.pop("wall_s")  # a probe's own, and the lane's
+    assert now == then
+
+
 def test_a_parameter_that_the_workload_does_not_have_is_refused_before_any_cell(
     tmp_path: Path,
 ) -> None:

@@ -209,15 +209,23 @@ def test_a_worker_that_hangs_is_ended_at_its_timeout(
 
 
 def test_nothing_fits_on_the_cpu_below_what_torch_itself_takes(bench: Bench) -> None:
-    ended = memfit(
-        "probe", "gated.py", "--device", "cpu", "--memory-limit", "1MiB", cwd=bench.folder
-    )
+    question = ("probe", "gated.py", "--device", "cpu", "--memory-limit", "1MiB", "--out", "out")
+    ended = memfit(*question, cwd=bench.folder)
 
     assert ended.code == 3
     assert ended.error.startswith("microbatch 1 does not fit on CPU")
     assert "1003.52 KiB" in ended.error
     assert "accumulation cannot help" in ended.hint
     assert ended.out == ""
+    assert "wrote out/report.html" in ended.err
+    assert bench.left() == {"memfit.json", "trials.csv", "report.html"}
+
+    page = (bench.folder / "out/report.html").read_bytes()
+    told = memfit(*question, "--json", "--force", cwd=bench.folder)
+    assert (told.code, told.told["schema"]) == (3, "memfit.nothing-fits")
+    assert told.told["message"] == told.error
+    assert b"does not fit on CPU" in page
+    assert memfit("report", "out", cwd=bench.folder).code == 0
 
 
 @pytest.mark.virtual
