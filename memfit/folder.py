@@ -10,17 +10,28 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from memfit.errors import CannotJudge, UsageError
 from memfit.nothing import NothingFound
-from memfit.records import ProbeProgress, ProbeResult, from_json, to_json
+from memfit.records import (
+    NOTHING_FITS,
+    Precision,
+    ProbeProgress,
+    ProbeResult,
+    from_json,
+    schema_of,
+    to_json,
+)
 
 RESULT = "memfit.json"
 PROGRESS = "memfit.progress.json"
 TRIALS = "trials.csv"
+_LONGEST_NAME = 120
 REPORT = "report.html"
 
 
@@ -85,15 +96,19 @@ class OutputFolder:
         with contextlib.suppress(PermissionError):
             present = {entry.name for entry in self.path.iterdir()}
             if self.result in present:
-                raise UsageError(
-                    f"{self.path} already holds a result",
-                    hint="use --force to replace it, or --out for another folder",
-                )
-            if present and self.progress not in present:
+                self._meet_result()
+            elif present and self.progress not in present:
                 raise UsageError(
                     f"{self.path} exists and is not a memfit folder",
                     hint="use --out for another folder, or --force to write into this one",
                 )
+
+    def _meet_result(self) -> None:
+        """Refuse a folder that holds an answer."""
+        raise UsageError(
+            f"{self.path} already holds a result",
+            hint="use --force to replace it, or --out for another folder",
+        )
 
     def saved_progress(self) -> bytes | None:
         """Return what an unfinished run has left and may be gone on from, or None."""
@@ -125,6 +140,20 @@ class ProbeFolder(OutputFolder):
     """The output folder of one probe."""
 
     kind, result, progress = "probe", RESULT, PROGRESS
+    answered: ProbeResult | NothingFound | None = None
+    """The answer that the folder holds and that must not be replaced; to which question is told
+    once the one that is asked now is known."""
+
+    def _meet_result(self) -> None:
+        path = self.path / self.result
+        try:
+            data = path.read_bytes()
+            if schema_of(data) == NOTHING_FITS:
+                self.answered = from_json(data, NothingFound, origin=str(path))
+            else:
+                self.answered = from_json(data, ProbeResult, origin=str(path))
+        except (OSError, UsageError):  # whatever it is, it stays
+            super()._meet_result()
 
     def unfinished(self) -> ProbeProgress | None:
         """Return the unfinished probe that the folder holds, or None."""
@@ -145,6 +174,28 @@ class ProbeFolder(OutputFolder):
 def slug(name: str) -> str:
     """Turn a workload's name into one for a folder: small letters, digits and hyphens."""
     return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
+
+
+def plain_name(words: Iterable[str]) -> str:
+    """Join words to a name for a folder, in letters that every system takes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(words)).strip(".-")[:_LONGEST_NAME]
+
+
+def default_folder(
+    workload: str, device: str, precision: Precision, parameters: Mapping[str, object]
+) -> Path:
+    """Name the folder of a probe after its question, where the user did not.
+
+    Args:
+        workload: Its name.
+        device: The device's slug.
+        precision: Told where it is not the default.
+        parameters: Those that the user set.
+    """
+    words = [f"{slug(workload)}-{device}"]
+    words += [] if precision is Precision.FP32 else [str(precision)]
+    words += [f"{name}-{value}" for name, value in parameters.items()]
+    return Path("reports") / plain_name(words)
 
 
 def write_whole(path: Path, data: bytes) -> None:

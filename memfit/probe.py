@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from memfit.afterwards import UNLIMITED_BYTES, Afterwards, may_be_fragmented
 from memfit.allocator import EXPANDABLE, AllocatorChoice
@@ -30,7 +29,7 @@ from memfit.explain import (
     noticed,
     workload_error,
 )
-from memfit.folder import ProbeFolder, slug
+from memfit.folder import REPORT, ProbeFolder, default_folder
 from memfit.foresight import foresee
 from memfit.nothing import NothingFound
 from memfit.outcomes import Outcome, unrepeated
@@ -56,7 +55,7 @@ from memfit.records import (
     Tuned,
     Verdict,
 )
-from memfit.resume import continued, differences_of
+from memfit.resume import answer_words, continued, differences_of
 from memfit.search import (
     Ask,
     Decision,
@@ -139,7 +138,9 @@ def run_probe(
             if device is None:
                 device = describe_device(request, choice, gpu=ask_cuda(runner))
             folder = folder or ProbeFolder(
-                Path("reports") / f"{slug(ready.workload.name)}-{device.slug}",
+                default_folder(
+                    ready.workload.name, device.slug, request.precision, request.parameters
+                ),
                 force=request.force,
             )
             beside = request.side_by_side and device.kind is DeviceKind.VIRTUAL
@@ -224,6 +225,7 @@ class _Probe:
 
     def run(self) -> ProbeResult:
         """Search until there is a certificate, or until the time is up and there is an answer."""
+        self._refuse_to_ask_again()
         self._resume()
         self._listener.loaded(self._workload, self._spec.device)
         if self._trials:
@@ -434,6 +436,25 @@ class _Probe:
             self._folder.save_progress(progress)
         except CannotJudge as error:
             self._listener.warned(f"{error.message}; the search goes on, but cannot be resumed")
+
+    def _refuse_to_ask_again(self) -> None:
+        """Never replace an answer that the folder holds; say to which question it is."""
+        saved = self._folder.answered
+        if saved is None:
+            return
+        differences = differences_of(
+            saved, spec=self._spec, workload=self._workload, environment=self._environment
+        )
+        if differences:
+            raise UsageError(
+                f"{self._folder.path} holds the answer to another question: "
+                f"{'; '.join(differences)}",
+                hint="--out names another folder; --force replaces that answer",
+            )
+        raise UsageError(
+            f"{answer_words(saved)} (see {self._folder.path / REPORT})",
+            hint="--force asks it again and replaces the answer, --out keeps both",
+        )
 
     def _resume(self) -> None:
         saved = self._folder.unfinished()

@@ -1,14 +1,16 @@
-"""Whether an unfinished probe asked the same question, so that its trials may be used. Pure."""
+"""Whether a saved probe asked the same question, so that its trials may be used. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from memfit.nothing import NothingFound
 from memfit.records import (
     DeviceKind,
     DeviceSpec,
     Environment,
     ProbeProgress,
+    ProbeResult,
     ProbeSpec,
     WorkloadInfo,
 )
@@ -23,18 +25,30 @@ def continued(saved: ProbeSpec, asked: ProbeSpec) -> ProbeSpec:
 
 
 def differences_of(
-    saved: ProbeProgress, *, spec: ProbeSpec, workload: WorkloadInfo, environment: Environment
+    saved: ProbeProgress | ProbeResult | NothingFound,
+    *,
+    spec: ProbeSpec,
+    workload: WorkloadInfo,
+    environment: Environment,
 ) -> list[str]:
-    """What a saved probe was asked differently, in words; empty when it may be gone on with."""
+    """What a saved probe was asked differently, in words; empty when it was the same question."""
     found = []
     for name in (f.name for f in dataclasses.fields(ProbeSpec)):
-        if name in _HOW_LONG:
+        if name in _HOW_LONG or name == "parameters":
             continue
         mine, other = getattr(spec, name), getattr(saved.spec, name)
         if name == "device":
             mine, other = _asked_of(mine), _asked_of(other)
+        elif name == "allocator" and _went_on(saved):
+            continue  # both settings were asked for, and which one answers was no part of it
         if mine != other:
             found.append(f"{name.replace('_', ' ')} was {other}, is {mine}")
+    now, then = workload.parameters, saved.workload.parameters
+    found += [
+        f"{name} was {then.get(name)}, is {now.get(name)}"
+        for name in dict.fromkeys((*now, *then))
+        if now.get(name) != then.get(name)
+    ]
     found += changed_since(saved.workload, saved.environment, workload, environment)
     return found
 
@@ -49,6 +63,27 @@ def changed_since(
     if _figures(then) != _figures(environment):
         found.append("torch or its settings are others")
     return found
+
+
+def answer_words(saved: ProbeResult | NothingFound) -> str:
+    """Say what a finished probe answered, and when."""
+    day = saved.created.partition("T")[0]
+    if isinstance(saved, NothingFound):
+        return f"this question was answered on {day}: {saved.message}"
+    steps = saved.split.accumulation_steps
+    told = (
+        f"this question was answered on {day}: microbatch {saved.split.microbatch} with {steps} "
+        f"accumulation step{'' if steps == 1 else 's'}"
+    )
+    if saved.certificate.ceiling == "budget":
+        told += f", where the search ended after {saved.spec.max_trials} trials"
+    if saved.certificate.ceiling == "time":
+        told += f", where the search ended after {saved.spec.time_budget_s:g} s"
+    return told
+
+
+def _went_on(saved: ProbeProgress | ProbeResult | NothingFound) -> bool:
+    return any(trial.spec.allocator is None for trial in saved.other_trials)
 
 
 def _asked_of(device: DeviceSpec) -> str:

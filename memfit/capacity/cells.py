@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from memfit.capacity.table import (
     points_of,
 )
 from memfit.errors import CannotJudge, MemfitError, NothingFits
+from memfit.folder import plain_name
 from memfit.question import ProbeRequest
 from memfit.records import DeviceKind, DeviceSpec, Parameter, ProbeResult, Source, TrialResult
 
@@ -125,7 +125,7 @@ def _own_name(draft: _Draft, taken: set[str]) -> str:
         *([f"x{setting.replicas}"] if setting.replicas > 1 else []),
         *([draft.change.name] if draft.change and draft.change.environment else []),
     ]
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(words)).strip(".-")[:120]
+    plain = plain_name(words)
     own, number = plain, 2
     while own in taken:
         own, number = f"{plain}-{number}", number + 1

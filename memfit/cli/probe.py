@@ -129,7 +129,10 @@ def probe(
     ] = "worst",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the result; by default reports/<workload>-<device>."),
+        typer.Option(
+            help="Folder for the result; by default reports/<workload>-<device>, followed by the "
+            "precision and the parameters that were set."
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an earlier result in that folder.")

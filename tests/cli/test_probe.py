@@ -77,6 +77,28 @@ def test_the_default_folder_is_named_after_workload_and_device(tmp_path: Path) -
     assert (tmp_path / "reports/gated-cpu/report.html").exists()
 
 
+def test_the_same_command_again_tells_the_answer_and_another_parameter_has_its_own_folder(
+    tmp_path: Path,
+) -> None:
+    shutil.copy(WORKLOADS / "gated.py", tmp_path)
+    (tmp_path / "gate").touch()
+    question = ("probe", "gated.py", *CPU, "-B", "2", "-q")
+
+    def ask(*more: str) -> Ended:
+        return memfit(*question, *more, cwd=tmp_path, GATE=tmp_path / "gate")
+
+    assert ask().code == 0
+    again = ask()
+    assert (again.code, again.out) == (2, "")
+    assert again.error.startswith("this question was answered on 20")
+    assert again.error.endswith("(see reports/gated-cpu/report.html)")
+    assert ask("--set", "width=8").code == 0
+    assert {p.name for p in (tmp_path / "reports").iterdir()} == {"gated-cpu", "gated-cpu_width-8"}
+    assert ask("-D", "2").error == (
+        "reports/gated-cpu holds the answer to another question: replicas was 1, is 2"
+    )
+
+
 # -- the user's code ---------------------------------------------------------------------------
 
 
