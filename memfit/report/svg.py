@@ -81,11 +81,20 @@ def draw(name: str, title: str, description: str, paint: Callable[[Any, bool], N
             figure = Figure(figsize=inches, layout="constrained")
             FigureCanvasSVG(figure)
             paint(figure, kind == "narrow")
+            _lay_out(figure)
             stream = io.StringIO()
             nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
             figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
         drawn.append(_inline(stream.getvalue(), prefix, title, description))
     return Chart(wide=drawn[0], narrow=drawn[1])
+
+
+def _lay_out(figure: Figure) -> None:
+    """Make the layout now: `savefig` would draw the whole figure one more time to make it."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def _inline(svg: str, prefix: str, title: str, description: str) -> Markup:
