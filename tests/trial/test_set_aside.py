@@ -19,7 +19,7 @@ print(frozen >= 1_000_000, full() - before)
 
 
 def after(new: int) -> tuple[str, int]:
-    """Set a million lists aside and make new ones; return whether they are, and full collections."""
+    """Set a million lists aside and make new ones; return if they are, and full collections."""
     program = PROGRAM.format(new=new)
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
