@@ -24,13 +24,13 @@ class CheckFailed(WorkloadError):
         self.rule = rule
 
 
-def check_model(model: Any) -> torch.nn.Module:
-    """Return what `model()` returned when it is a module with something to train."""
+def check_model(model: Any, *, made_by: str = "model()") -> torch.nn.Module:
+    """Return what `model()` or `parallelize()` returned when it is a module that can be trained."""
     import torch  # noqa: PLC0415
 
     if not isinstance(model, torch.nn.Module):
         raise WorkloadError(
-            f"model() returned {type(model).__name__}, not a torch.nn.Module",
+            f"{made_by} returned {_kind(model)}, not a torch.nn.Module",
             hint="return the module that is trained",
         )
     if not any(p.requires_grad for p in model.parameters()):
@@ -40,11 +40,18 @@ def check_model(model: Any) -> torch.nn.Module:
     return model
 
 
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
 def check_optimizer(optimizer: Any) -> Any:
     """Return what `optimizer()` returned when it can step, on its own, and clear gradients."""
-    if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
+    lacks = not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad")
+    if lacks or isinstance(optimizer, type):
         raise WorkloadError(
-            f"optimizer() returned {type(optimizer).__name__}, not an optimizer",
+            f"optimizer() returned {_kind(optimizer)}, not an optimizer",
             hint="return a torch.optim.Optimizer",
         )
     needed = [p for p in inspect.signature(optimizer.step).parameters.values() if _is_needed(p)]
@@ -63,12 +70,22 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and not given
 
 
+def check_given(batch: Any, size: int) -> None:
+    """Refuse a batch that is not there."""
+    if batch is None:
+        raise WorkloadError(
+            f"batch({size}) returned None, not a microbatch",
+            hint="batch(m) returns a microbatch of m examples; is a return missing?",
+        )
+
+
 def check_batch(batch: Any, size: int) -> None:
     """Refuse a batch in which nothing has `size` examples.
 
     They are the first dimension of a tensor, or the items of a list or tuple: detection models
     take a list of images and a list of targets.
     """
+    check_given(batch, size)
     import torch  # noqa: PLC0415
     from torch.utils._pytree import tree_leaves  # noqa: PLC0415
 

@@ -208,7 +208,8 @@ class _Trial:
             from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
             mesh = init_device_mesh(device.type, (self._spec.split.replicas,))
-            self._model = workload.parallelize(self._model, mesh)
+            made = workload.parallelize(self._model, mesh)
+            self._model = check_model(made, made_by="parallelize()")
         make = workload.optimizer if self._ledger is None else self._ledger.optimizer(workload)
         self._optimizer = check_optimizer(make(self._model))
         return workload

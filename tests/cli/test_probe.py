@@ -128,6 +128,33 @@ def test_a_workload_that_does_not_train_is_the_users_error(
     assert not (tmp_path / "reports/faulty-cpu").exists()
 
 
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("return torch.ones(m, 4)", "batch(1) returned None, not a microbatch"),
+        ("return nn.Linear(4, 1)", "model() returned None, not a torch.nn.Module"),
+    ],
+)
+def test_a_return_that_is_missing_is_told_by_probe_and_verify(
+    tmp_path: Path, mistake: str, said: str
+) -> None:
+    source = (
+        "import torch\nfrom torch import nn\n"
+        "def model():\n    return nn.Linear(4, 1)\n"
+        "def batch(m):\n    return torch.ones(m, 4)\n"
+        "def loss(model, batch):\n    return model(batch).mean()\n"
+    )
+    (tmp_path / "work.py").write_text(source.replace(mistake, mistake.removeprefix("return ")))
+
+    probed = memfit("probe", "work.py", *CPU, "-q", cwd=tmp_path)
+    verified = memfit("verify", "work.py", "-q", cwd=tmp_path)
+
+    assert probed.code == verified.code == 4
+    assert probed.error.endswith(said)
+    assert said.partition(" ")[2] in verified.error
+    assert "Traceback" not in probed.err + verified.err
+
+
 def test_a_model_that_needs_two_examples_is_probed_from_there_on(tmp_path: Path) -> None:
     shutil.copy(WORKLOADS / "normed.py", tmp_path)
     question = ("probe", "normed.py", *CPU, "--set", "width=8", "-B", "4", "--out", "out")

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from memfit.trial.checks import check_model
 from memfit.trial.nursery import die_with_parent
 from memfit.verification import Finding, LoopSeen, ReplicaCheck
 from memfit.verify.across import over_replicas
@@ -111,7 +112,8 @@ def _compare(task: Task, folder: Path) -> Ranks | None:
     total = int(own.sum())
     subject.reset()
     mesh = init_device_mesh("cpu", (replicas,))
-    subject.wrapped = subject.workload.parallelize(subject.model, mesh)
+    made = subject.workload.parallelize(subject.model, mesh)
+    subject.wrapped = check_model(made, made_by="parallelize()")
 
     def group(optimizer: Any, factor: int, over: int | None) -> Gradient:
         with Draws(still=True):

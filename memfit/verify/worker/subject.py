@@ -11,6 +11,7 @@ import torch
 
 from memfit.errors import WorkloadError
 from memfit.group import as_number, check_loss, run_group, to_device
+from memfit.trial.checks import check_given, check_model
 from memfit.verify.worker.examples import map_tensors
 from memfit.verify.worker.gradients import Gradient, difference
 from memfit.verify.worker.widening import Widening
@@ -45,16 +46,7 @@ class Subject:
             self.workload.device = self.device
             with self.device:
                 model = self.workload.model()
-        if not isinstance(model, torch.nn.Module):
-            raise WorkloadError(
-                f"model() returned {type(model).__name__}, not a torch.nn.Module",
-                hint="return the module that is trained",
-            )
-        self.model = model.to(self.device).train()
-        if not any(p.requires_grad for p in model.parameters()):
-            raise WorkloadError(
-                "the model has no parameter that needs a gradient", hint="unfreeze what is trained"
-            )
+        self.model = check_model(model).to(self.device).train()
         self.frozen: frozenset[torch.nn.Module] = frozenset()
         """Modules that are held in eval mode."""
         self.wrapped: Any = None
@@ -70,7 +62,9 @@ class Subject:
         """Draw a batch, the same at every call with this size."""
         torch.manual_seed(self._seed + size)
         with user_code(f"batch({size}) failed"):
-            return to_device(self.workload.batch(size), self.device)
+            batch = to_device(self.workload.batch(size), self.device)
+        check_given(batch, size)
+        return batch
 
     def use(self, dtype: torch.dtype) -> None:
         """Let model, default dtype and batches be of this dtype."""
