@@ -90,7 +90,7 @@ def _comparisons(made: Verification) -> Table:
             words.error(compared.error),
             words.error(compared.tolerance),
             words.error(compared.step_error),
-            Text("equal", "green") if compared.equal else Text("different", "red"),
+            Text(words.verdict(compared), "green" if compared.equal else "red"),
         )
     return table
 

@@ -20,9 +20,28 @@ def answer(made: Verification) -> str:
     if made.outcome is Outcome.EQUAL:
         return _equal(made)
     reasons = _reasons(made)
+    if made.outcome is Outcome.DIFFERENT and nothing_compared(made):
+        why = "; ".join(f"{f.title} ({f.code})" for f in made.findings if f.severity == "error")
+        return f"No gradient could be compared with that of the logical batch: {why}."
     if made.outcome is Outcome.DIFFERENT:
-        return f"Accumulation does not reproduce the logical batch{reasons}."
+        return f"Accumulation does not reproduce the logical batch{reasons}{_but_held(made)}."
     return f"It is not known whether accumulation reproduces the logical batch{reasons}."
+
+
+def nothing_compared(made: Verification) -> bool:
+    """Whether what was found left nothing to compare, neither gradients nor a loop's groups."""
+    return not made.comparisons and made.loop is None and made.replicas is None
+
+
+def _but_held(made: Verification) -> str:
+    """Say that what is compared is equal, where only what was held for it makes the difference."""
+    if not made.comparisons or not all(c.equal for c in made.comparisons):
+        return ""
+    if not any("statistics" in c.held for c in made.comparisons):
+        return ""
+    if any(f.severity != "remark" and f.code != "MF301" for f in made.findings):
+        return ""  # something else is to be told as well
+    return ": layers mix the examples of a microbatch. With these in eval mode it does"
 
 
 def _equal(made: Verification) -> str:
@@ -35,6 +54,8 @@ def _equal(made: Verification) -> str:
     worst = max(c.error for c in judged)
     which = "" if all(c.equal for c in judged) else " but for what was accepted"
     splits = ", ".join(split(c) for c in judged)
+    if any("statistics" in c.held for c in judged):
+        which += ", with the layers that mix examples in eval mode"
     return (
         f"Accumulation reproduces the logical batch{which}: {made.logical_batch} examples split as "
         f"{splits} give its gradient within {error(worst)} in {judged[0].dtype}."
@@ -55,9 +76,10 @@ def of_probe(result: ProbeResult) -> str:
     ]
     scaled = f" with {', '.join(changed)}" if changed else ""
     day = made.created.partition("T")[0]
+    differs = "could not be compared" if nothing_compared(made) else "not equal"
     what = {
         Outcome.EQUAL: "equal to the logical batch",
-        Outcome.DIFFERENT: f"not equal to the logical batch{_reasons(made)}",
+        Outcome.DIFFERENT: f"{differs} to the logical batch{_reasons(made)}",
         Outcome.UNKNOWN: f"could not be judged{_reasons(made)}",
     }[made.outcome]
     return f"verified on {day}{scaled}: {what}"
@@ -96,6 +118,12 @@ def percent(share: float) -> str:
     """Write a share, however small."""
     value = 100 * share
     return f"{value:.2g} %" if _SMALL <= value < _LARGE else f"{value:.0e} %"
+
+
+def verdict(made: Comparison) -> str:
+    """Say what a comparison came to, and whether layers that mix examples were held for it."""
+    said = "equal" if made.equal else "different"
+    return f"{said} (eval)" if "statistics" in made.held else said
 
 
 def held(made: Comparison) -> str:
