@@ -2,7 +2,7 @@
 
     MemfitError
     ├── UsageError              2    words on the command line, a file, a limit, a split
-    ├── NothingFits             3    microbatch 1 does not fit
+    ├── NothingFits             3    not even the smallest microbatch fits
     ├── WorkloadError           4    the user's own code failed
     ├── CannotJudge             5    no device, no compiler, no space: the question stays open
     ├── Interrupted           130    Ctrl-C or SIGTERM
@@ -45,7 +45,7 @@ class UsageError(MemfitError):
 
 
 class NothingFits(MemfitError):
-    """Even one example does not fit, so no accumulation can help."""
+    """Not even the smallest microbatch fits, so no accumulation can help."""
 
     exit_code = 3
 

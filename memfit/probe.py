@@ -232,7 +232,7 @@ class _Probe:
             self._listener.resumed(len(self._trials))
         while True:
             doubtful = unrepeated(self._trials)
-            if doubtful is not None and self._trials_left and not self._budget_ended_a_trial:
+            if doubtful is not None and self._may_repeat:
                 self._repeat(doubtful)
                 continue
             decision = self._decide(self._most_outcomes)
@@ -269,6 +269,17 @@ class _Probe:
     @property
     def _trials_left(self) -> int:
         return max(self._spec.max_trials - self._spent, 0)
+
+    @property
+    def _answered(self) -> bool:
+        """Whether a size is confirmed already, so that the search could end here."""
+        return isinstance(self._decide(len(outcomes_of(self._trials))), Found)
+
+    @property
+    def _may_repeat(self) -> bool:
+        """Whether a trial is left to repeat one; the last is kept to confirm an answer."""
+        kept = 0 if self._answered else 1
+        return self._trials_left > kept and not self._budget_ended_a_trial
 
     @property
     def _most_outcomes(self) -> int:
@@ -353,8 +364,7 @@ class _Probe:
     def _run(self, spec: TrialSpec, following: Following = nothing) -> None:
         """Run one trial; keep what says something about its size, and stop at what does not."""
         self._listener.asked(spec)
-        answered = isinstance(self._decide(len(outcomes_of(self._trials))), Found)
-        haste = answered and self._time_left_s < (spec.timeout_s or math.inf)
+        haste = self._answered and self._time_left_s < (spec.timeout_s or math.inf)
         timeout_s = max(self._time_left_s, 0.1) if haste else spec.timeout_s
         result = self._pool.run(replace(spec, timeout_s=timeout_s), following)
         if haste and result.verdict is Verdict.TIMEOUT:

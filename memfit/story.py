@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memfit.outcomes import repetitions
+from memfit.outcomes import repetitions, unrepeated
 from memfit.records import Certificate, Chapter, Verdict
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class _Story:
         again = self._repeated_as.get(trial.spec.index)
         if again is not None:
             return f"Doubtful, so it does not count: repeated as trial {again}."
+        if unrepeated([trial]) is not None:
+            return "Doubtful, so it does not count: no trial was left to repeat it."
         said = self._change(trial)
         m = trial.spec.split.microbatch
         if trial.verdict is Verdict.FITS:

@@ -12,7 +12,7 @@ from memfit.allocator import EXPANDABLE, AllocatorChoice
 from memfit.errors import CannotJudge, Interrupted
 from memfit.export.csv import trials_csv
 from memfit.records import ProbeProgress, from_json
-from memfit.report import staying, words
+from memfit.report import render, staying, words
 from tests.made import DOUBTFUL, FITS, OOM, Answer, Runner, probe
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ def test_trials_that_look_for_a_larger_size_with_another_setting_are_kept_and_nu
     assert [int(row["trial"]) for row in found] == list(range(1, len(runner.asked) + 1))
     assert [row["allocator"] for row in found].count(EXPANDABLE) == result.tuned.trials
     assert [row["is_answer"] for row in found].count("true") == 1
+    page = render(result)
+    assert f"{len(runner.asked)} trials in " in page
+    assert page.count(f"with {EXPANDABLE}") >= result.tuned.trials
 
 
 @pytest.mark.parametrize("most", range(1, 8))
@@ -110,9 +113,21 @@ def test_an_interrupted_search_with_another_setting_still_counts_those_before_it
     assert [t.spec.index for t in whole] == list(range(1, len(whole) + 1))
 
 
-def test_a_doubtful_trial_and_its_repetition_are_two(ask: Any) -> None:
-    result, runner = ask({8: [DOUBTFUL]}, {8: [OOM]}, max_trials=3)
+@pytest.mark.parametrize("most", range(2, 8))
+def test_a_doubtful_trial_and_its_repetition_are_two_and_the_answer_stays_confirmed(
+    ask: Any, most: int
+) -> None:
+    result, runner = ask({8: [DOUBTFUL]}, {8: [OOM]}, max_trials=most)
 
-    assert len(runner.asked) == 3
-    assert result.certificate.ceiling == "budget"
+    assert len(runner.asked) <= most
+    assert result.answer.verdict.value == "fits"
+    tried = {t.microbatch for t in result.certificate.tried_above}
+    assert (8 in tried) == (runner.asked.count(8) >= 2)
+
+
+def test_a_doubtful_trial_that_could_not_be_repeated_is_told_so(ask: Any) -> None:
+    result, runner = ask({8: [DOUBTFUL]}, {8: [OOM]}, max_trials=4)
+
+    assert runner.asked == [1, 2, 8, 2]
     assert 8 in result.certificate.untried
+    assert result.story[2].change.endswith("does not count: no trial was left to repeat it.")
