@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from memfit.records import Composition, Ledger, TrialResult, Verdict
 
+_RAN = (Verdict.FITS, Verdict.THRASH)
+"""Verdicts of trials that ran all their groups; how the allocator laid them out is not told."""
 _NEAR = 0.01
 """Part of a peak by which that of a shorter group may differ."""
 
@@ -40,7 +42,7 @@ def with_ledger(measured: TrialResult, noted: TrialResult) -> TrialResult:
         The measured trial with the ledger and the parts of its peak; unchanged where the other
         has no ledger or other peaks.
     """
-    if noted.verdict is not Verdict.FITS or noted.ledger is None:
+    if noted.verdict not in _RAN or noted.ledger is None:
         return measured
     if _peaks(measured) != _peaks(noted):
         return measured
@@ -57,7 +59,7 @@ def with_near_ledger(measured: TrialResult, noted: TrialResult) -> TrialResult:
         The measured trial with the ledger; unchanged where the other's peak is in another phase or
         more than one percent off.
     """
-    if noted.verdict is not Verdict.FITS or noted.ledger is None or measured.composition is None:
+    if noted.verdict not in _RAN or noted.ledger is None or measured.composition is None:
         return measured
     highest = noted.ledger.peaks[noted.ledger.highest]
     peak = measured.peak_allocated_bytes

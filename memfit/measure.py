@@ -107,7 +107,8 @@ class Bench:
         """Run them once more, and give the measured trial the ledger of its peaks."""
         if self.device.kind is DeviceKind.CPU:
             return measured
-        noted = self.runner.run(replace(self._spec(setting), record_ledger=True))
+        spec = replace(self._spec(setting), groups=measured.groups_run, record_ledger=True)
+        noted = self.runner.run(spec)
         return with_ledger(measured, noted)
 
     def _spec(self, setting: Setting) -> TrialSpec:

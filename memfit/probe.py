@@ -557,11 +557,11 @@ class _Probe:
         """Run the answer once more to see what its peak is made of, where there is time for it."""
         if not self._tells_by_block or self._time_is_up:
             return answer
-        whole = answer.spec.group_microbatches
         short = self._noted(answer, *_LEDGER_SHORT)
         told = with_ledger(answer, short)
-        if told is answer and _LEDGER_MICROBATCHES < whole <= _LEDGER_WHOLE:
-            told = with_ledger(answer, self._noted(answer, answer.spec.groups, whole))
+        ran = (answer.groups_run, answer.spec.group_microbatches)
+        if told is answer and short.ledger is not None and ran[1] <= _LEDGER_WHOLE:
+            told = with_ledger(answer, self._noted(answer, *ran))
         return with_near_ledger(answer, short) if told is answer else told
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memfit.composition import composition_of, with_ledger, with_near_ledger
-from memfit.records import Category, Ledger, LedgerPeak, LedgerRow, TrialResult
+from memfit.records import Category, Ledger, LedgerPeak, LedgerRow, TrialResult, Verdict
 from tests import sample
 
 
@@ -58,6 +58,16 @@ def test_a_trial_takes_the_ledger_of_one_with_the_same_peaks() -> None:
 
     assert with_ledger(answer, noted).ledger == noted.ledger
     assert with_ledger(answer, noted).composition == composition_of(ledger(1000))
+
+
+@pytest.mark.parametrize(("verdict", "taken"), [(Verdict.THRASH, True), (Verdict.OOM, False)])
+def test_a_ledger_is_taken_of_a_trial_that_ran_its_groups_however_they_were_laid_out(
+    verdict: Verdict, *, taken: bool
+) -> None:
+    answer = measured()
+    noted = replace(answer, ledger=ledger(1000), verdict=verdict)
+
+    assert (with_ledger(answer, noted).ledger is noted.ledger) is taken
 
 
 def test_a_trial_keeps_what_it_had_where_the_peaks_are_others() -> None:

@@ -36,8 +36,6 @@ class Settling:
         self._left = limit_bytes
         self.retries: int | None = None
         """Retries in the last group; None where the device's allocator has none."""
-        self.refused = False
-        """Whether any group had some."""
 
     def begin_group(self) -> None:
         """Look at the counters before a group."""
@@ -50,7 +48,6 @@ class Settling:
         reading = self._reader.read(device_used=True)
         if reading.alloc_retries is not None:
             self.retries = reading.alloc_retries - self._retries_before
-            self.refused |= self.retries > 0
         if reading.taken_bytes is not None:
             self._taken = reading.taken_bytes - self._taken_before
             held = (reading.reserved_bytes or 0) + (reading.outside_allocator_bytes or 0)

@@ -223,7 +223,7 @@ class _Trial:
         if self._applied == 1:
             return True  # a group with the optimizer's state in place has not run yet
         settling = self._settling
-        if settling is None or (self._spec.record_ledger and not settling.refused):
+        if settling is None or self._spec.record_ledger:
             return False  # a ledger is of what is allocated, however it is laid out
         return settling.wants_another(done - asked)
 

@@ -56,8 +56,9 @@ def opened(target, variables=None, **parameters):
 
 def pair(runner, asked):
     """Run a trial as it is measured, and once more with its ledger."""
-    measured, noted = runner.run(asked), runner.run(replace(asked, record_ledger=True))
+    measured = runner.run(asked)
     assert measured.verdict is Verdict.FITS, measured.evidence
+    noted = runner.run(replace(asked, groups=measured.groups_run, record_ledger=True))
     assert noted.ledger is not None, noted.evidence
     return measured, noted
 
