@@ -100,7 +100,7 @@ def test_an_exception_is_the_users_error_with_its_phase_and_traceback(run, fault
         ("loss:detached", "contract", "without a graph"),
         ("loss:nan", "loss not finite", "nan"),
         ("loss:infinite-gradient", "gradient not finite", "weight is not finite"),
-        ("optimizer:none", "contract", "optimizer() returned NoneType"),
+        ("optimizer:none", "contract", "optimizer() returned None, not an optimizer"),
         ("optimizer:closure", "contract", "LBFGS.step() needs 'closure'"),
     ],
 )
