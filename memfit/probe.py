@@ -447,14 +447,18 @@ class _Probe:
         except CannotJudge as error:
             self._listener.warned(f"{error.message}; the search goes on, but cannot be resumed")
 
+    def _differences(self, saved: ProbeProgress | ProbeResult | NothingFound) -> list[str]:
+        """Say what a saved probe was asked differently."""
+        return differences_of(
+            saved, spec=self._spec, workload=self._workload, environment=self._environment
+        )
+
     def _refuse_to_ask_again(self) -> None:
         """Never replace an answer that the folder holds; say to which question it is."""
         saved = self._folder.answered
         if saved is None:
             return
-        differences = differences_of(
-            saved, spec=self._spec, workload=self._workload, environment=self._environment
-        )
+        differences = self._differences(saved)
         if differences:
             raise UsageError(
                 f"{self._folder.path} holds the answer to another question: "
@@ -470,9 +474,7 @@ class _Probe:
         saved = self._folder.unfinished()
         if saved is None:
             return
-        differences = differences_of(
-            saved, spec=self._spec, workload=self._workload, environment=self._environment
-        )
+        differences = self._differences(saved)
         if differences:
             raise UsageError(
                 f"{self._folder.path} holds an unfinished probe of another question: "
