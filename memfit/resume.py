@@ -12,6 +12,7 @@ from memfit.records import (
     ProbeProgress,
     ProbeResult,
     ProbeSpec,
+    Source,
     WorkloadInfo,
 )
 
@@ -75,6 +76,8 @@ def answer_words(saved: ProbeResult | NothingFound) -> str:
         f"this question was answered on {day}: microbatch {saved.split.microbatch} with {steps} "
         f"accumulation step{'' if steps == 1 else 's'}"
     )
+    if saved.source is Source.VIRTUAL:
+        told += f" on a virtual {saved.spec.device.name}"
     if saved.certificate.ceiling == "budget":
         told += f", where the search ended after {saved.spec.max_trials} trials"
     if saved.certificate.ceiling == "time":

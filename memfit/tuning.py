@@ -103,4 +103,5 @@ def look_for_larger(
         and t.spec.split.microbatch > answer
     ]
     best = max(fitted, key=lambda t: t.spec.split.microbatch, default=None)
+    # With a single trial left the search would only confirm what it has; with two it looks on.
     return Larger(best=best, trials=tuple(done), complete=following(len(done) + 2) is None)

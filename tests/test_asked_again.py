@@ -11,6 +11,8 @@ from memfit.errors import UsageError
 from memfit.folder import default_folder
 from memfit.probe import Unfit
 from memfit.records import Precision
+from memfit.resume import answer_words
+from tests import sample
 from tests.made import OOM, Answer, Runner, probe
 
 if TYPE_CHECKING:
@@ -121,3 +123,9 @@ def test_a_folder_that_nobody_named_is_named_after_the_question(
 def test_a_folder_has_no_longer_name_than_systems_take() -> None:
     folder = default_folder("GPT2", "cpu", Precision.FP32, {"x": "y" * 500})
     assert len(folder.name) == 120
+
+
+def test_a_virtual_answer_is_told_as_one() -> None:
+    said = answer_words(sample.gpt2())
+
+    assert said.endswith("accumulation steps on a virtual NVIDIA GeForce RTX 4090")

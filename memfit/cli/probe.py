@@ -15,10 +15,12 @@ from memfit.errors import UsageError
 from memfit.records import Policy, Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memfit.folder import ProbeFolder
+    from memfit.nothing import NothingFound
     from memfit.probe import Unfit
     from memfit.records import ProbeResult
-    from memfit.report.page import Charts
 
 
 @verb
@@ -150,6 +152,7 @@ def probe(
     """
     from memfit.cli.progress import ProgressTeller  # noqa: PLC0415
     from memfit.probe import ProbeRequest, Unfit, UnsavedAnswer, run_probe  # noqa: PLC0415
+    from memfit.report import render  # noqa: PLC0415
 
     request = ProbeRequest(
         target=target,
@@ -194,11 +197,10 @@ def probe(
     finally:
         teller.close()
     try:
-        _write_pages(result, folder, teller.charts())
+        _write_pages(result, folder, lambda: render(result, teller.charts()))
     finally:  # a disk that is full is no reason to keep the answer back
         _print(result, as_json=as_json)
-    if not quiet:
-        stderr().print(f"wrote {folder.path / 'report.html'}", soft_wrap=True)
+    _tell_page(folder, quiet=quiet)
 
 
 def parse_settings(settings: list[str]) -> dict[str, str]:
@@ -225,28 +227,32 @@ def _print(result: ProbeResult, *, as_json: bool) -> None:
 
 def _keep_nothing(none: Unfit, *, as_json: bool, quiet: bool) -> None:
     """Write the pages of a probe in which nothing fits; the error itself is told by the verb."""
-    from memfit.export.csv import trials_csv  # noqa: PLC0415
-    from memfit.folder import REPORT, RESULT, TRIALS  # noqa: PLC0415
     from memfit.report import render_nothing  # noqa: PLC0415
 
     folder = none.folder
     try:
         if folder is not None:
-            with answer_saved(folder.path / RESULT):
-                folder.write(TRIALS, trials_csv(none.record).encode())
-                folder.write(REPORT, render_nothing(none.record).encode())
+            _write_pages(none.record, folder, lambda: render_nothing(none.record))
     finally:
         if as_json:
             write_json(none.record)
-    if folder is not None and not quiet:
-        stderr().print(f"wrote {folder.path / REPORT}", soft_wrap=True)
+    if folder is not None:
+        _tell_page(folder, quiet=quiet)
 
 
-def _write_pages(result: ProbeResult, folder: ProbeFolder, charts: Charts | None) -> None:
+def _write_pages(
+    record: ProbeResult | NothingFound, folder: ProbeFolder, page: Callable[[], str]
+) -> None:
     from memfit.export.csv import trials_csv  # noqa: PLC0415
     from memfit.folder import REPORT, RESULT, TRIALS  # noqa: PLC0415
-    from memfit.report import render  # noqa: PLC0415
 
     with answer_saved(folder.path / RESULT):
-        folder.write(TRIALS, trials_csv(result).encode())
-        folder.write(REPORT, render(result, charts).encode())
+        folder.write(TRIALS, trials_csv(record).encode())
+        folder.write(REPORT, page().encode())
+
+
+def _tell_page(folder: ProbeFolder, *, quiet: bool) -> None:
+    from memfit.folder import REPORT  # noqa: PLC0415
+
+    if not quiet:
+        stderr().print(f"wrote {folder.path / REPORT}", soft_wrap=True)

@@ -6,14 +6,15 @@ import math
 from typing import TYPE_CHECKING
 
 import msgspec
-from markupsafe import Markup
 
 from memfit.capacity.table import CellStatus
 from memfit.records import Verdict
 from memfit.report import capacity_figures, capacity_words, words
-from memfit.report.page import templates
+from memfit.report.page import in_page, templates
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from memfit.capacity.table import CapacityCell, CapacityTable
 
 STEPS = 6
@@ -45,11 +46,11 @@ def told(table: CapacityTable) -> tuple[CapacityCell, ...]:
 
 
 def embed(table: CapacityTable) -> Markup | None:
-    """Write the record as JSON that cannot end the element it stands in; None when it is long."""
+    """Write the record as JSON for its page; None when it is long."""
     text = msgspec.json.encode(table).decode()
     if len(text) > _WHOLE_RECORD:
         return None
-    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - no `<` is left in it
+    return in_page(text)
 
 
 def render_page(table: CapacityTable) -> str:

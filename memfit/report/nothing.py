@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
-from markupsafe import Markup
 
 from memfit.records import Source
 from memfit.report import words
-from memfit.report.page import templates
+from memfit.report.page import in_page, templates
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from memfit.nothing import NothingFound
     from memfit.records import TrialResult
 
@@ -32,11 +33,10 @@ def render_page(record: NothingFound) -> str:
 
 
 def _embed(record: NothingFound) -> Markup:
-    """Write the record as JSON that cannot end the element it stands in, without timelines."""
+    """Write the record as JSON for its page, without timelines."""
 
     def short(trials: tuple[TrialResult, ...]) -> tuple[TrialResult, ...]:
         return tuple(replace(t, timeline=None, ledger=None) for t in trials)
 
     kept = replace(record, trials=short(record.trials), other_trials=short(record.other_trials))
-    text = msgspec.json.encode(kept).decode()
-    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - no `<` is left in it
+    return in_page(msgspec.json.encode(kept).decode())

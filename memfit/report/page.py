@@ -76,8 +76,13 @@ def largest_rows(ledger: Ledger) -> tuple[tuple[LedgerRow, int], ...]:
     return tuple((row, row.bytes[at]) for row in rows if row.bytes[at])
 
 
+def in_page(json: str) -> Markup:
+    """Write JSON so that it cannot end the element it stands in."""
+    return Markup(json.replace("<", "\\u003c"))  # noqa: S704 - no `<` is left in it
+
+
 def embed(result: ProbeResult) -> tuple[Markup, bool]:
-    """Write a record as JSON that cannot end the element it stands in.
+    """Write a record as JSON for its page.
 
     Returns:
         The JSON, and whether it is the whole record: the timelines and the ledger of a very long
@@ -88,7 +93,7 @@ def embed(result: ProbeResult) -> tuple[Markup, bool]:
     if not whole:
         trials = tuple(replace(t, timeline=None, ledger=None) for t in result.trials)
         text = msgspec.json.encode(replace(result, trials=trials)).decode()
-    return Markup(text.replace("<", "\\u003c")), whole  # noqa: S704 - no `<` is left in it
+    return in_page(text), whole
 
 
 def stress_virtual(text: str) -> Markup:
