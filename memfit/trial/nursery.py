@@ -61,12 +61,23 @@ def main() -> NoReturn:
     channel, second = (Channel(socket.socket(fileno=int(word))) for word in sys.argv[1:])
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
+    no_torch = _import_torch()
     with contextlib.suppress(EOFError, BrokenPipeError):
-        _serve(channel, second)
+        _serve(channel, second, no_torch)
     os._exit(0)
 
 
-def _serve(channel: Channel, second: Channel | None) -> None:
+def _import_torch() -> ImportError | None:
+    """Import torch, which needs no orders, and return why it cannot be imported."""
+    gc.disable()  # imports make hundreds of thousands of objects and hardly any garbage
+    try:
+        import torch  # noqa: F401, PLC0415
+    except ImportError as error:
+        return error
+    return None
+
+
+def _serve(channel: Channel, second: Channel | None, no_torch: ImportError | None) -> None:
     imported: ImportedWorkload | None = None
     loaded: LoadedWorkload | None = None
     may_fork = True
@@ -74,6 +85,14 @@ def _serve(channel: Channel, second: Channel | None) -> None:
         match channel.receive(None):
             case Load() as request if not _takes_card(request.card):
                 channel.send(CardTaken())
+            case Load() if no_torch is not None:
+                channel.send(
+                    Failed(
+                        blame="usage",
+                        message=f"torch cannot be imported: {no_torch}",
+                        hint="install torch in the environment of memfit",
+                    )
+                )
             case Load() as request:
                 may_fork = request.may_fork
                 imported, loaded = _load(channel, request, imported)
@@ -118,15 +137,6 @@ def _load(
             )
         )
         return imported, None
-    except ImportError as error:
-        channel.send(
-            Failed(
-                blame="usage",
-                message=f"torch cannot be imported: {error}",
-                hint="install torch in the environment of memfit",
-            )
-        )
-        return None, None
     channel.send(
         Ready(workload=loaded.info, environment=_environment(), fork_refusal=_fork_refusal())
     )
@@ -134,9 +144,9 @@ def _load(
 
 
 def _import(request: Load) -> ImportedWorkload:
-    gc.disable()  # imports make hundreds of thousands of objects and hardly any garbage
     import torch  # noqa: PLC0415
 
+    gc.disable()  # as while torch was imported
     # OpenMP does not survive a fork once it has started its threads.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +17,6 @@ from typing import Self
 
 import psutil
 
-from memfit.devices.cores import cores
 from memfit.errors import CannotJudge, UsageError, WorkloadError
 from memfit.records import DeviceKind, Parameter, TrialResult, TrialSpec
 from memfit.trial import stacks
@@ -50,6 +47,7 @@ from memfit.trial.protocol import (
     read_script,
     write_script,
 )
+from memfit.trial.start import start
 from memfit.units import TIB
 from memfit.virtual import CARD_VARIABLE
 
@@ -57,10 +55,6 @@ _WATCH_S = 0.01
 """How often the resident memory of a CPU trial is looked at."""
 _MARK_S = 0.25
 """How often progress inside a trial is told."""
-
-
-_CORES_FOR_COMPILING = 8
-"""Cores with which torch's compiler is left to start processes of its own."""
 _FOLDER = "memfit-trials-"
 
 
@@ -252,12 +246,12 @@ class TrialRunner:
     def _start(self, *, may_fork: bool) -> tuple[Nursery, Ready]:
         nursery = self._lane.take(self._target, self._environment) if may_fork else None
         if nursery is None:
-            nursery = Nursery(self._environment, self._folder / "import-output")
+            nursery = Nursery(self._environment)
         try:
             answer = self._load(nursery, may_fork=may_fork)
             if isinstance(answer, CardTaken):
                 nursery.kill()
-                nursery = Nursery(self._environment, self._folder / "import-output")
+                nursery = Nursery(self._environment)
                 answer = self._load(nursery, may_fork=may_fork)
         except (EOFError, OSError):
             code = nursery.kill(ends_by_itself=True)
@@ -412,55 +406,19 @@ class TrialRunner:
             nursery.kill()
 
 
-def _host_settings() -> dict[str, str]:
-    """Settings of torch's host side that make trials quicker and change nothing on a device."""
-    # Threads that spin while they wait make everything on a busy machine much slower.
-    settings = {"OMP_WAIT_POLICY": "passive"}
-    if cores() < _CORES_FOR_COMPILING:
-        # Each trial would start processes that import torch before they compile anything.
-        settings["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    return settings
-
-
 class Nursery:
     """The nursery process and the channel to it."""
 
-    def __init__(self, environment: Mapping[str, str], output: Path) -> None:
-        self._output = output
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._started = start(environment)
         self.idle = False
         """Whether it waits for orders, with no answer outstanding."""
-        ours, theirs = socket.socketpair()
-        self._second, second = socket.socketpair()
-        variables = {
-            **_host_settings(),
-            **os.environ,
-            # torch must not start CUDA only to say whether there is a GPU.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            # Sets of strings in user code then have one order, and trials the same bytes.
-            "PYTHONHASHSEED": "0",
-            **environment,
-        }
-        with output.open("wb") as stream:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "memfit.trial.nursery"),
-                    *(str(theirs.fileno()), str(second.fileno())),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                pass_fds=(theirs.fileno(), second.fileno()),
-                start_new_session=True,
-            )
-        theirs.close()
-        second.close()
-        self.pid = self._process.pid
-        self.channel = Channel(ours)
+        self.pid = self._started.process.pid
+        self.channel = Channel(self._started.channel)
 
     def double(self) -> Nursery | None:
         """Have it fork a nursery beside it; None where that has happened already, or fails."""
-        second = self._second
+        second = self._started.second
         if second.fileno() < 0:
             return None
         try:
@@ -475,18 +433,12 @@ class Nursery:
 
     def kill(self, *, ends_by_itself: bool = False) -> int:
         """End the process with everything in its group, and return its exit code."""
-        self.channel.close()
-        self._second.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            # Closing the channel ends it by itself, with the worker that it watches.
-            self._process.wait(10 if ends_by_itself else 0.5)
-        _kill_group(self._process.pid)
-        return self._process.wait()
+        # Closing the channel ends it by itself, with the worker that it watches.
+        return self._started.end(10 if ends_by_itself else 0.5)
 
     def output(self) -> str | None:
         """Last lines that the user's code printed while it was imported, if they are kept."""
-        text = self._output.read_text(errors="replace").rstrip() if self._output.exists() else ""
-        return "\n".join(text.splitlines()[-20:]) or None
+        return "\n".join(self._started.output().rstrip().splitlines()[-20:]) or None
 
 
 class ForkedNursery(Nursery):

@@ -137,6 +137,23 @@ def driver_folder() -> Path:
     Raises:
         CannotJudge: When it cannot be built here.
     """
+    torch, folder = _place()
+    if not (folder / _LIBRARY).exists():
+        _build_into(folder, torch)
+    return folder
+
+
+def built_driver_folder() -> Path | None:
+    """Return the folder of the driver where it is built already."""
+    try:
+        _, folder = _place()
+    except CannotJudge:
+        return None
+    return folder if (folder / _LIBRARY).exists() else None
+
+
+def _place() -> tuple[TorchBuild, Path]:
+    """Return the torch that the driver is for, and the folder that it is or will be in."""
     obstacle = _obstacle()
     if obstacle is not None:
         raise CannotJudge(obstacle[0], hint=obstacle[1])
@@ -149,9 +166,7 @@ def driver_folder() -> Path:
             f"the driver's cache at {cache} has a colon or semicolon in its path",
             hint="set MEMFIT_CACHE to a folder without one",
         )
-    if not (folder / _LIBRARY).exists():
-        _build_into(folder, torch)
-    return folder
+    return torch, folder
 
 
 def _key(torch: TorchBuild) -> str:

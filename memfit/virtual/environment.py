@@ -43,12 +43,23 @@ def prepare(card: Card, *, total_bytes: int, devices: int = 1) -> dict[str, str]
         )
     if total_bytes > TIB:
         raise UsageError(f"{format_bytes(total_bytes)} is more than a virtual GPU can have (1 TiB)")
-    folder = driver_folder()
+    return {
+        **loading(driver_folder(), devices=devices),
+        CARD_VARIABLE: describe(card, total_bytes=total_bytes, context=context, devices=devices),
+    }
+
+
+def loading(folder: Path, *, devices: int = 1) -> dict[str, str]:
+    """Return the variables that load the driver into a process, which has no card by them.
+
+    Args:
+        folder: The driver's.
+        devices: How many devices the process sees.
+    """
     return {
         "LD_PRELOAD": _joined(_preload(folder), "LD_PRELOAD"),
         "LD_LIBRARY_PATH": _joined(str(folder), "LD_LIBRARY_PATH"),
         "TRITON_LIBCUDA_PATH": str(folder),
-        CARD_VARIABLE: describe(card, total_bytes=total_bytes, context=context, devices=devices),
         "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in range(devices)),
         # torch.cuda.is_available() asks NVML, so that it may be called before a fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

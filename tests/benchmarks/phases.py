@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,13 +22,18 @@ from typing import Any
 
 BEGAN = time.time()
 
-from memfit import cli, probe  # noqa: E402 - the import is part of what is timed
+from memfit.__main__ import hurry  # noqa: E402 - the import is part of what is timed
+
+if __name__ == "__main__":
+    hurry(["probe", *sys.argv[1:]])
+
+from memfit import cli, probe  # noqa: E402 - as above
 from memfit.records import TrialResult  # noqa: E402
 from memfit.trial.runner import TrialRunner  # noqa: E402
 
-START = "start Python, import memfit"
+START = "start Python and the import of torch, import memfit"
 DRIVER = "find the virtual GPU's driver"
-IMPORT = "import torch and the workload"
+IMPORT = "the rest of the import of torch, import the workload"
 TRIALS = "trials"
 CLOSE = "end the workers' process"
 PROBE = "probe"
