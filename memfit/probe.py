@@ -342,22 +342,28 @@ class _Probe:
             )
         )
 
-    def _foreseen(self, ask: Ask) -> Iterator[TrialSpec]:
-        """Foresee the trials that follow one that runs."""
+    def _foreseen(self, ask: Ask, ended: Sequence[TrialResult]) -> Iterator[TrialSpec]:
+        """Foresee the trials that follow one that runs, with those that have ended ahead of it."""
+        ahead = {
+            (t.spec.split.microbatch, t.spec.purpose): t
+            for t in ended
+            if not t.spec.record_ledger and not t.evidence.doubtful
+        }
         following = foresee(
             self._sizes,
             outcomes_of(self._trials),
             ask,
+            ended={question: Outcome.of(trial) for question, trial in ahead.items()},
             limit_bytes=self._spec.device.limit_bytes,
             group_microbatches=self._spec.group_microbatches,
             decide=partial(self._decide, self._most_outcomes),
         )
-        specs = {t.spec.split.microbatch: t.spec for t in self._trials}
-        specs[ask.microbatch] = self._asked_for(ask)
+        asked = [self._asked_for(each) for each in (ask, *following) if isinstance(each, Ask)]
+        known = (*(trial.spec for trial in (*self._trials, *ahead.values())), *asked)
+        specs = {spec.split.microbatch: spec for spec in known}
         for decision in following:
             if isinstance(decision, Ask):
-                spec = specs[decision.microbatch] = self._asked_for(decision)
-                yield spec
+                yield self._asked_for(decision)
             elif self._tells_by_block:
                 yield _noting(specs[decision.certificate.microbatch], *_LEDGER_SHORT)
 

@@ -26,6 +26,7 @@ note tells of that as well.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -293,10 +294,16 @@ class _State:
             zone = tuple(m for m in zone if m <= MAX_JUMP * self.best) or zone[:1]
         if self.growth is None:
             return self._unmeasured(zone)
-        promising = [size for size in zone if self.growth.peak_at(size) <= self.limit]
-        if promising:
-            return self._promising(zone, promising[-1], self.growth)
+        promising = self._largest_promising(zone, self.growth)
+        if promising is not None:
+            return self._promising(zone, promising, self.growth)
         return self._closing(zone, self.growth)
+
+    def _largest_promising(self, zone: tuple[int, ...], growth: Growth) -> int | None:
+        room = growth.room(self.limit)
+        reached = len(zone) if room is None else bisect_right(zone, room + 1)
+        within = (size for size in reversed(zone[:reached]) if growth.peak_at(size) <= self.limit)
+        return next(within, None)
 
     def _unmeasured(self, zone: tuple[int, ...]) -> tuple[int, str]:
         """Choose without a measured growth: double while there is nothing to go between."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from memfit.batch import candidates
@@ -25,7 +24,24 @@ def search(outcomes: Sequence[Outcome]) -> Decision:
     return decide(SIZES, outcomes, limit_bytes=LIMIT, max_trials=400, group_microbatches=2)
 
 
-ahead = partial(foresee, SIZES, limit_bytes=LIMIT, group_microbatches=2, decide=search)
+def ahead(
+    outcomes: Sequence[Outcome], ask: Decision, *ended: Outcome
+) -> list[int | tuple[str, int]]:
+    """Return the sizes that are foreseen, and `("answer", size)` for what follows an answer."""
+    assert isinstance(ask, Ask)
+    following = foresee(
+        SIZES,
+        outcomes,
+        ask,
+        ended={(o.microbatch, "search"): o for o in ended},
+        limit_bytes=LIMIT,
+        group_microbatches=2,
+        decide=search,
+    )
+    return [
+        each.microbatch if isinstance(each, Ask) else ("answer", each.certificate.microbatch)
+        for each in following
+    ]
 
 
 def trial(microbatch: int, demand: int, *, limit: int = LIMIT) -> Outcome:
@@ -40,27 +56,33 @@ def trial(microbatch: int, demand: int, *, limit: int = LIMIT) -> Outcome:
     )
 
 
+def refused(*sizes: int) -> list[Outcome]:
+    """Sizes that ran out of memory though their demand is below the limit."""
+    return [
+        Outcome(trial=m, microbatch=m, full_groups=True, verdict=Verdict.OOM, demand_bytes=20 * GIB)
+        for m in sizes
+    ]
+
+
 def run(demand: Callable[[int], int]) -> tuple[list[int], int]:
     """Search to the end; return what was asked for, and how often that had been foreseen."""
     outcomes: list[Outcome] = []
-    seen: set[int] = set()
+    seen: set[object] = set()
     foreseen = 0
     while isinstance(ask := search(outcomes), Ask):
         foreseen += ask.microbatch in seen
-        seen |= {a.microbatch for a in ahead(outcomes, ask) if isinstance(a, Ask)}
+        seen |= set(ahead(outcomes, ask))
         outcomes.append(trial(ask.microbatch, demand(ask.microbatch)))
     assert isinstance(ask, Found)
     return [o.microbatch for o in outcomes], foreseen
 
 
 def test_the_size_that_measures_growth_is_foreseen_and_nothing_beyond_it() -> None:
-    first = search([])
-    assert isinstance(first, Ask)
-    (second,) = ahead([], first)
-    assert isinstance(second, Ask)
-    assert (first.microbatch, second.microbatch) == (1, 2)
+    one, two = trial(1, 3 * GIB), trial(2, 4 * GIB)
 
-    assert list(ahead([trial(1, 3 * GIB)], second)) == []
+    assert ahead([], search([])) == [2]
+    assert ahead([], search([]), two) == []
+    assert ahead([one], search([one])) == []
 
 
 def test_on_a_straight_line_everything_after_the_second_size_is_foreseen() -> None:
@@ -70,39 +92,51 @@ def test_on_a_straight_line_everything_after_the_second_size_is_foreseen() -> No
     assert foreseen == len(asked) - 2  # but for the first, and the first that uses growth
 
 
-def test_the_end_is_foreseen_with_the_size_that_it_stands_on() -> None:
+def test_the_run_after_the_answer_comes_before_sizes_that_only_close_the_search() -> None:
     outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB), trial(22, LIMIT)]
     ask = search(outcomes)
-    assert isinstance(ask, Ask)
 
-    *_, last = ahead(outcomes, ask)
-    assert isinstance(last, Found)
-    assert last.certificate.microbatch == 22
+    assert isinstance(ask, Ask)
+    assert ask.microbatch == 23
+    assert ahead(outcomes, ask) == [("answer", 22)]
+
+
+def test_a_size_that_may_be_the_answer_comes_before_what_only_closes_the_search() -> None:
+    outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB)]
+    ask = search(outcomes)
+
+    assert isinstance(ask, Ask)
+    assert ask.microbatch == 22
+    assert ahead(outcomes, ask)[0] == 23  # whether 22 fits or not, unless it needs more
 
 
 def test_below_a_size_that_fragmentation_refused_the_next_is_expected_to_fail() -> None:
-    refused = Outcome(
-        trial=3, microbatch=22, full_groups=True, verdict=Verdict.OOM, demand_bytes=20 * GIB
-    )
-    outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB), refused]
-    below = Ask(microbatch=21, purpose="search", reason="")
+    outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB), *refused(22)]
+    ask = search(outcomes)
 
-    following = next(ahead(outcomes, below))
-    assert isinstance(following, Ask)
-    assert following.microbatch < 21
+    assert isinstance(ask, Ask)
+    assert ask.microbatch == 21
+    assert ahead(outcomes, ask)[0] == 20
 
 
-def test_what_would_be_the_answer_comes_before_what_follows_if_it_is_not() -> None:
-    refused = [
-        Outcome(trial=m, microbatch=m, full_groups=True, verdict=Verdict.OOM, demand_bytes=demand)
-        for m, demand in ((23, 25 * GIB), (22, 23 * GIB), (21, 22 * GIB))
-    ]
-    outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB), trial(18, 20 * GIB), *refused]
+def test_above_a_size_that_was_refused_nothing_is_expected_to_fit() -> None:
+    outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB), *refused(21, 20, 19), trial(18, 20 * GIB)]
+
+    assert ahead(outcomes, search(outcomes))[0] == ("answer", 18)
+
+
+def test_what_has_ended_ahead_is_taken_as_it_ended() -> None:
+    outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB)]
     ask = search(outcomes)
     assert isinstance(ask, Ask)
-    assert ask.microbatch == 20
+    assert ask.microbatch == 22
 
-    answer, below, *_ = ahead(outcomes, ask)
-    assert isinstance(answer, Found)
-    assert isinstance(below, Ask)
-    assert (answer.certificate.microbatch, below.microbatch) == (20, 19)
+    assert ahead(outcomes, ask)[0] == 23
+    assert ahead(outcomes, ask, trial(23, 25 * GIB))[0] == ("answer", 22)
+
+
+def test_what_is_hardly_ever_asked_for_is_not_tried() -> None:
+    outcomes = [trial(1, 3 * GIB), trial(2, 4 * GIB), trial(22, LIMIT)]
+    ask = search(outcomes)
+
+    assert 24 not in ahead(outcomes, ask)  # only where 23 fits, which needs more than there is

@@ -7,7 +7,7 @@ is run again, by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Self
@@ -19,16 +19,17 @@ from memfit.records import TrialResult, TrialSpec, Verdict
 from memfit.trial.runner import TrialRunner
 from memfit.units import GIB
 
-Following = Callable[[], Iterable[TrialSpec]]
-"""Trials that are likely to be asked for next, the likeliest first."""
+Following = Callable[[Sequence[TrialResult]], Iterable[TrialSpec]]
+"""Trials that are likely to be asked for next, the likeliest first, when some have ended ahead."""
 _ROOM_BYTES = 4 * GIB
 """Free host memory without which trials run one at a time."""
 _SOUND = {Verdict.FITS, Verdict.OOM, Verdict.THRASH, Verdict.SIZE_LIMIT}
 """Verdicts that another trial on the same host cannot have brought about."""
 
 
-def nothing() -> tuple[TrialSpec, ...]:
+def nothing(ended: Sequence[TrialResult]) -> tuple[TrialSpec, ...]:
     """Foresee nothing."""
+    del ended
     return ()
 
 
@@ -145,17 +146,21 @@ class TrialPool:
     def _wait(self, job: _Job, following: Following) -> None:
         for side in self._sides:
             side.runner.tells = side is job.side
-        foreseen: list[TrialSpec] | None = None
         while not job.future.done():
-            if foreseen is None:
-                foreseen = list(following())
-            while foreseen and _question(foreseen[0]) in self._jobs:
-                foreseen.pop(0)
-            if foreseen and self._start(foreseen[0]) is not None:
-                foreseen.pop(0)
-                continue
-            running = {j.future for j in self._jobs.values() if not j.future.done()}
-            wait({*running, job.future}, return_when=FIRST_COMPLETED)
+            if not self._start_next(following):
+                running = {j.future for j in self._jobs.values() if not j.future.done()}
+                wait({*running, job.future}, return_when=FIRST_COMPLETED)
+
+    def _start_next(self, following: Following) -> bool:
+        """Start the likeliest trial that has not been started, if a side is free for it."""
+        if all(side.job is not None and not side.job.future.done() for side in self._sides):
+            return False
+        futures = [job.future for job in self._jobs.values()]
+        ended = [f.result() for f in futures if f.done() and _is_sound(f)]
+        for spec in following(ended):
+            if _question(spec) not in self._jobs:
+                return self._start(spec) is not None
+        return False
 
 
 def _is_sound(future: Future[TrialResult]) -> bool:

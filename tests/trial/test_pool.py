@@ -27,7 +27,6 @@ from tests import sample
 from tests.cli.terminal import WORKLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from memfit.records import TrialResult
@@ -101,7 +100,7 @@ def test_a_foreseen_trial_has_run_by_the_time_it_is_asked_for(ran: list[tuple[st
     _, pool = begun(ran, {2: asked})
     with pool:
         threading.Timer(0.2, asked.set).start()
-        pool.run(spec(2), lambda: [spec(4, index=9)])
+        pool.run(spec(2), lambda _: [spec(4, index=9)])
         result = pool.run(spec(4, index=3))
 
     assert sorted(ran) == [("first", 1), ("first", 2), ("second", 4)]
@@ -113,7 +112,7 @@ def test_what_is_foreseen_wrongly_changes_nothing(ran: list[tuple[str, int]]) ->
     stub, pool = begun(ran, {2: asked, 64: other})
     with pool:
         threading.Timer(0.2, asked.set).start()
-        pool.run(spec(2), lambda: [spec(64)])
+        pool.run(spec(2), lambda _: [spec(64)])
         assert pool.run(spec(3)).spec == spec(3)
 
     assert sorted(ran[:3]) == [("first", 1), ("first", 2), ("second", 64)]
@@ -132,10 +131,10 @@ def test_what_the_host_may_have_caused_is_run_again_alone(
     _, pool = begun(ran, {2: asked, 4: [Verdict.FITS, verdict]})
     with pool:
         threading.Timer(0.2, asked.set).start()
-        pool.run(spec(2), lambda: [spec(4)])
+        pool.run(spec(2), lambda _: [spec(4)])
 
         assert pool.run(spec(4)).verdict is Verdict.FITS
-        pool.run(spec(5), lambda: [spec(6)])
+        pool.run(spec(5), lambda _: [spec(6)])
 
     assert ("second", 4) in ran[1:3]  # the threads of both start together
     assert ran[3:] == [("first", 4), ("first", 5)]
@@ -147,7 +146,7 @@ def test_one_core_runs_one_trial_at_a_time(
     monkeypatch.setattr(pools, "cores", lambda: 1)
     _, pool = begun(ran, {})
     with pool:
-        pool.run(spec(2), lambda: [spec(4)])
+        pool.run(spec(2), lambda _: [spec(4)])
 
     assert ran == [("first", 1), ("first", 2)]
 
@@ -156,13 +155,14 @@ def test_an_interruption_ends_what_runs_ahead(ran: list[tuple[str, int]]) -> Non
     never = threading.Event()
     stub, pool = begun(ran, {2: never, 4: never})
 
-    def interrupted() -> Iterator[TrialSpec]:
-        yield spec(4)
+    def foreseen(_ended: object) -> list[TrialSpec]:
         threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        return [spec(4)]
 
     with pytest.raises(KeyboardInterrupt), pool:
-        pool.run(spec(2), interrupted)
+        pool.run(spec(2), foreseen)
 
+    assert ("second", 4) in ran
     assert stub.other is not None
     assert stub.other.closed
     assert all("memfit-trial" not in thread.name for thread in threading.enumerate())
@@ -201,7 +201,7 @@ def test_real_trials_have_the_same_figures_side_by_side(
     with runner:
         runner.open()
         with TrialPool(runner, side_by_side=True) as pool:
-            beside = [pool.run(s, lambda: specs) for s in specs]
+            beside = [pool.run(s, lambda _: specs) for s in specs]
             processes = psutil.Process().children(recursive=True)
         alone = [runner.run(s) for s in specs]
 
@@ -236,7 +236,7 @@ def test_the_second_trial_runs_beside_the_first(ran: list[tuple[str, int]]) -> N
     first = threading.Event()
     with TrialPool(Stub({1: first}, ran), side_by_side=True) as pool:  # type: ignore[arg-type]
         threading.Timer(0.2, first.set).start()
-        pool.run(spec(1), lambda: [spec(2)])
+        pool.run(spec(1), lambda _: [spec(2)])
         pool.run(spec(2))
 
     assert sorted(ran) == [("first", 1), ("second", 2)]
