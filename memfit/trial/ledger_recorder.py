@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Line = tuple[CodeType, int]
 """A line that runs: its function's code and its number."""
+_UNNAMED = "CppFunction"
+"""Class of the nodes that have none of their own in Python."""
 
 
 class LedgerRecorder:
@@ -63,6 +65,8 @@ class LedgerRecorder:
         self._forward_modules: list[tuple[int, str]] = []
         self._last_line: Line | None = None
         self._handles: list[Any] = []
+        self._in_module: dict[str, Where] = {}
+        self._places: dict[tuple[str, int, str], Place] = {}
 
     @classmethod
     def start(cls, reader: MemoryReader) -> Self | None:
@@ -239,7 +243,10 @@ class LedgerRecorder:
         path = self._modules[-1] if self._modules else ""
         if not self._in_backward:
             self._forward_modules.append((self._sequence(), path))
-            self._mark(Where(module=path))
+            where = self._in_module.get(path)
+            if where is None:
+                where = self._in_module[path] = Where(module=path)
+            self._mark(where)
         elif self._depth:
             self._mark(Where(module=path, recomputes=self._recomputed))
         else:
@@ -252,10 +259,11 @@ class LedgerRecorder:
         waiting, seen = [root], {root}
         while waiting:
             node = waiting.pop()
-            name = node.name().rpartition("::")[2]
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                where = Where(module=self._parameters.get(id(variable), ""), node=name)
+            name = type(node).__name__  # what `name()` tells too, and takes long for
+            if name == _UNNAMED:
+                name = node.name().rpartition("::")[2]
+            if name == "AccumulateGrad":
+                where = Where(module=self._parameters.get(id(node.variable), ""), node=name)
             else:
                 sequence = node._sequence_nr()  # noqa: SLF001
                 at = bisect.bisect_right(line_starts, sequence) - 1
@@ -275,9 +283,12 @@ class LedgerRecorder:
         self._forward_modules.clear()
 
     def _telling(self, where: Where) -> Callable[[Any], None]:
+        notes, now = self._notes.where, self._now
+
         def hook(_gradients: Any) -> None:
             self._node = where
-            self._mark(where)
+            if notes[-1][1] != where:
+                notes.append((now(), where))
 
         return hook
 
@@ -287,36 +298,59 @@ class LedgerRecorder:
         """Call a function of the user's, noting which of their lines makes which nodes."""
         self._last_line = None
         before = sys.gettrace()
-        sys.settrace(self._on_call)
+        sys.settrace(self._tracer())
         try:
             return function(*args)
         finally:
             sys.settrace(before)
 
-    def _on_call(self, frame: FrameType, _event: str, _argument: Any) -> Any:
-        return self._on_line if self._sources.owner(frame.f_code.co_filename) == 0 else None
+    def _tracer(self) -> Callable[[FrameType, str, Any], Any]:
+        """Make what Python calls for every function that is called, the user's or not.
 
-    def _on_line(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "line":
-            self._last_line = (frame.f_code, frame.f_lineno)
-            self._at_line(self._last_line)
-        elif event == "return":
-            caller = frame.f_back
-            while caller is not None and self._sources.owner(caller.f_code.co_filename) != 0:
-                caller = caller.f_back
-            self._at_line((caller.f_code, caller.f_lineno) if caller else None)
-        return self._on_line
+        Everything it needs is in its reach: it runs thousands of times in a microbatch.
+        """
+        lines, sequence, owner = self._lines, self._sequence, self._sources.owner
+        users: dict[str, bool] = {}
+        callers: list[Line | None] = []
+        """The user's line that called each of the user's functions that run."""
+        current: Line | None = None
 
-    def _at_line(self, line: Line | None) -> None:
-        sequence = self._sequence()
-        if self._lines and self._lines[-1][0] == sequence:
-            self._lines[-1] = (sequence, line)
-        else:
-            self._lines.append((sequence, line))
+        def note(line: Line | None) -> None:
+            nonlocal current
+            current = line
+            number = sequence()
+            if lines and lines[-1][0] == number:
+                lines[-1] = (number, line)
+            else:
+                lines.append((number, line))
+
+        def on_event(frame: FrameType, event: str, _argument: Any) -> Any:
+            if event == "line":
+                self._last_line = (frame.f_code, frame.f_lineno)
+                note(self._last_line)
+            elif event == "return":
+                note(callers.pop() if callers else None)
+            return on_event
+
+        def on_call(frame: FrameType, _event: str, _argument: Any) -> Any:
+            file = frame.f_code.co_filename
+            users_own = users.get(file)
+            if users_own is None:
+                users_own = users[file] = owner(file) == 0
+            if not users_own:
+                return None
+            callers.append(current)
+            return on_event
+
+        return on_call
 
     def _place(self, line: Line) -> Place:
         code, number = line
-        return self._sources.place(code.co_filename, number, code.co_name)
+        key = (code.co_filename, number, code.co_name)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = self._sources.place(*key)
+        return place
 
 
 def _tensors(value: Any) -> Iterator[Any]:
