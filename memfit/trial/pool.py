@@ -52,12 +52,17 @@ class _Side:
         self.job: _Job | None = None
 
     def start(self, spec: TrialSpec) -> _Job:
+        self.runner.take_up()
         self.job = _Job(self, self.thread.submit(self.runner.run, spec))
         return self.job
 
+    @property
+    def busy(self) -> bool:
+        return self.job is not None and not self.job.future.done()
+
     def halt(self) -> None:
         """End the trial that runs, and wait until it has."""
-        if self.job is not None and not self.job.future.done():
+        if self.job is not None and self.busy:
             self.runner.stop()
             self.job.future.exception()
             self.runner.go_on()
@@ -135,7 +140,7 @@ class TrialPool:
     def _start(self, spec: TrialSpec) -> _Job | None:
         """Start a trial on a side that is free, if there is one."""
         for side in self._sides:
-            if side.job is None or side.job.future.done():
+            if not side.busy:
                 beside = [other for other in self._jobs.values() if not other.future.done()]
                 job = self._jobs[_question(spec)] = side.start(spec)
                 for each in (job, *beside) if beside else ():
@@ -146,21 +151,40 @@ class TrialPool:
     def _wait(self, job: _Job, following: Following) -> None:
         for side in self._sides:
             side.runner.tells = side is job.side
+        self._drop_in_vain(job, following)
         while not job.future.done():
             if not self._start_next(following):
-                running = {j.future for j in self._jobs.values() if not j.future.done()}
-                wait({*running, job.future}, return_when=FIRST_COMPLETED)
+                running = [s.job.future for s in self._sides if s.job is not None and s.busy]
+                wait([*running, job.future], return_when=FIRST_COMPLETED)
+
+    def _drop_in_vain(self, job: _Job, following: Following) -> None:
+        """End what was started ahead and has since become unlikely to be asked for."""
+        running = {
+            question: other
+            for question, other in self._jobs.items()
+            if other is not job and not other.future.done()
+        }
+        if not running:
+            return
+        wanted = {_question(spec) for spec in following(self._ended())}
+        for question, other in running.items():
+            if question not in wanted:
+                del self._jobs[question]
+                other.side.runner.abandon()
 
     def _start_next(self, following: Following) -> bool:
         """Start the likeliest trial that has not been started, if a side is free for it."""
-        if all(side.job is not None and not side.job.future.done() for side in self._sides):
+        if all(side.busy for side in self._sides):
             return False
-        futures = [job.future for job in self._jobs.values()]
-        ended = [f.result() for f in futures if f.done() and _is_sound(f)]
-        for spec in following(ended):
+        for spec in following(self._ended()):
             if _question(spec) not in self._jobs:
                 return self._start(spec) is not None
         return False
+
+    def _ended(self) -> list[TrialResult]:
+        """Return what has ended ahead."""
+        futures = [job.future for job in self._jobs.values()]
+        return [future.result() for future in futures if future.done() and _is_sound(future)]
 
 
 def _is_sound(future: Future[TrialResult]) -> bool:

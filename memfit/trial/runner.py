@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -58,6 +59,10 @@ _MARK_S = 0.25
 _FOLDER = "memfit-trials-"
 
 
+class Abandoned(Exception):
+    """The trial was ended because nobody waits for it any more."""
+
+
 class TrialRunner:
     """Runs trials of one workload, each in a process of its own."""
 
@@ -96,6 +101,9 @@ class TrialRunner:
         """Whether a trial of this workload read values that kernels compute."""
         self.tells = True
         """Whether the running trial's progress is told."""
+        self._worker: int | None = None
+        """Process of the trial that runs."""
+        self._abandoned = threading.Event()
 
     def __enter__(self) -> Self:
         """Enter a context that closes the runner."""
@@ -146,6 +154,20 @@ class TrialRunner:
         """Let trials run again after `stop`."""
         self._lane.go_on()
 
+    def abandon(self) -> None:
+        """Have the running trial, which another thread waits for, end with `Abandoned`.
+
+        Until `take_up`, so does one that begins; unlike after `stop`, the nursery goes on.
+        """
+        self._abandoned.set()
+        worker = self._worker
+        if worker is not None:
+            _kill_group(worker)
+
+    def take_up(self) -> None:
+        """Let trials run again after `abandon`."""
+        self._abandoned.clear()
+
     def describe_gpu(self) -> Gpu:
         """Ask CUDA for its current device."""
         assert self._nursery is not None
@@ -157,7 +179,11 @@ class TrialRunner:
         return answer if isinstance(answer, Gpu) else Gpu(failure="CUDA did not answer")
 
     def run(self, spec: TrialSpec) -> TrialResult:
-        """Run one trial to whatever end it comes to."""
+        """Run one trial to whatever end it comes to.
+
+        Raises:
+            Abandoned: When `abandon` was called meanwhile.
+        """
         started = time.monotonic()
         folder = self._new_folder(spec)
         ending: Ending | None = None
@@ -234,6 +260,8 @@ class TrialRunner:
                 if ending.exit_code == lacked:  # the nursery has it by now
                     (folder / OUTPUT).unlink(missing_ok=True)
                     ending = self._watch(nursery, spec, folder, reads, started)
+        except Abandoned:
+            raise
         except BaseException:
             nursery.idle = False
             self.close()
@@ -336,13 +364,17 @@ class TrialRunner:
         if not isinstance(answer, Started):
             raise CannotJudge("the process that starts trials does not answer", hint="try again")
         pids.insert(0, answer.pid)
+        self._worker = answer.pid
         try:
+            if self._abandoned.is_set():  # before it was known which process it is
+                _kill_group(answer.pid)
             return self._wait(nursery, answer.pid, spec, folder, started)
         except (EOFError, OSError):
             # The nursery is gone; alone, or because it was the worker itself.
             _kill_group(answer.pid)
             return self._ended(nursery.kill(ends_by_itself=True), started)
         finally:
+            self._worker = None
             _kill_group(answer.pid)  # whatever the worker started and left behind
 
     def _wait(
@@ -370,6 +402,8 @@ class TrialRunner:
             message = nursery.channel.receive(max(min(pause, deadline - now), 0))
             if isinstance(message, Ended):
                 nursery.idle = True
+                if self._abandoned.is_set():
+                    raise Abandoned
                 return self._ended(message.exit_code, started)
 
     def _tell(self, folder: Path) -> None:

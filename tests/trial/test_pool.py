@@ -21,7 +21,7 @@ from memfit.question import worker_environment
 from memfit.records import Split, TrialSpec, Verdict
 from memfit.trial import pool as pools
 from memfit.trial.pool import TrialPool
-from memfit.trial.runner import TrialRunner
+from memfit.trial.runner import Abandoned, TrialRunner
 from memfit.units import MIB
 from tests import sample
 from tests.cli.terminal import WORKLOADS
@@ -52,6 +52,7 @@ class Stub:
         self.ends, self.ran, self.name = ends, ran, name
         self.tells = True
         self.closed = False
+        self.abandoned = 0
         self._stop = threading.Event()
         self.other: Stub | None = None
 
@@ -75,6 +76,13 @@ class Stub:
         self._stop.set()
 
     def go_on(self) -> None:
+        self._stop.clear()
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+        self._stop.set()
+
+    def take_up(self) -> None:
         self._stop.clear()
 
     def close(self) -> None:
@@ -105,6 +113,22 @@ def test_a_foreseen_trial_has_run_by_the_time_it_is_asked_for(ran: list[tuple[st
 
     assert sorted(ran) == [("first", 1), ("first", 2), ("second", 4)]
     assert result.spec == spec(4, index=3)
+
+
+def test_what_became_unlikely_is_ended_and_its_side_goes_on(ran: list[tuple[str, int]]) -> None:
+    first, second, never = threading.Event(), threading.Event(), threading.Event()
+    stub, pool = begun(ran, {2: first, 3: second, 64: never})
+    with pool:
+        threading.Timer(0.1, first.set).start()
+        pool.run(spec(2), lambda _: [spec(64)])
+        threading.Timer(0.2, second.set).start()
+        pool.run(spec(3), lambda _: [spec(4)])
+        assert pool.run(spec(4)).spec == spec(4)
+
+    assert stub.other is not None
+    assert (stub.abandoned, stub.other.abandoned) == (0, 1)
+    assert ran[2] == ("second", 64)
+    assert ("second", 4) in ran
 
 
 def test_what_is_foreseen_wrongly_changes_nothing(ran: list[tuple[str, int]]) -> None:
@@ -186,6 +210,37 @@ def question(tmp_path: Path) -> tuple[TrialRunner, TrialSpec]:
 
 def figures(trial: TrialResult) -> list[Any]:
     return [replace(phase, seconds=0.0) for phase in trial.devices[0].phases]
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["while it runs", "before it runs"])
+def test_a_real_trial_that_is_abandoned_leaves_the_nursery_for_the_next(
+    early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    gate.write_text("4:hang")
+    monkeypatch.setenv("GATE", str(gate))
+    runner = TrialRunner(str(WORKLOADS / "gated.py"), {}, environment={"CUDA_VISIBLE_DEVICES": ""})
+
+    def abandon() -> None:
+        while not early and not gate.with_suffix(".reached").exists():
+            time.sleep(0.005)
+        runner.abandon()
+
+    with runner:
+        runner.open()
+        abandoning = threading.Thread(target=abandon)
+        abandoning.start()
+        if early:
+            abandoning.join()
+        with pytest.raises(Abandoned):
+            runner.run(spec(4))
+        abandoning.join()
+        nurseries = psutil.Process().children()
+        runner.take_up()
+        after = runner.run(spec(1))
+
+        assert psutil.Process().children() == nurseries
+    assert after.verdict is Verdict.FITS
 
 
 @pytest.mark.virtual
