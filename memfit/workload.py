@@ -287,8 +287,12 @@ def _import_file(path: Path) -> ModuleType:
         raise UsageError(f"{path} cannot be imported", hint="a workload is a .py file or a module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # DataLoader workers pickle classes by module name
-    with user_code(f"{path} failed while it was imported"):
-        spec.loader.exec_module(module)
+    try:
+        with user_code(f"{path} failed while it was imported"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # as Python does: half a module is none
+        raise
     return module
 
 

@@ -8,7 +8,10 @@ device do without the stand-in.
 
 Where a trial asks for more, it ends with `NEEDS_COMPILER`; the nursery imports the compiler once
 and the trial is started again. So it is with the part that writes code for GPUs (`NEEDS_BACKEND`),
-which takes as long again.
+which takes as long again, and with torch's kernels in Python for the meta device (`NEEDS_KERNELS`),
+a quarter of the import of torch. Those are needed by torch's fake tensors, which say so when they
+begin; by whoever imports one of their modules; and by what computes on the meta device, which gets
+an error where a kernel is missing. So a trial that failed without them is started again with them.
 """
 
 from __future__ import annotations
@@ -24,14 +27,57 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
+from memfit.trial.chain import links
+
 NEEDS_COMPILER = 75
 """Exit status of a trial that has to be started again, with the compiler imported."""
 NEEDS_BACKEND = 76
 """The same, with the compiler's backend imported."""
+NEEDS_KERNELS = 77
+"""The same, with the kernels for the meta device imported."""
+_KERNELS = "torch._meta_registrations"
+_WITH_KERNELS = ("torch._decomp", "torch._prims", "torch._refs", "torch.utils._content_store")
+"""Packages that nothing but the kernels imports with torch; they import each other in a circle, so
+that only the kernels' own order works."""
+_WITHOUT_CAUSE = {"torch.OutOfMemoryError", "builtins.MemoryError"}
+"""Failures that no kernel for the meta device would have prevented."""
 _NAME = "torch._dynamo"
 _CONFIG = f"{_NAME}.config"
 _INDUCTOR = "torch._inductor"
 _BACKEND = f"{_INDUCTOR}.compile_fx"
+
+
+def import_torch() -> None:
+    """Import torch without its kernels for the meta device, until they are needed."""
+    global _missing_kernels  # noqa: PLW0603 - of the process, as what is imported is
+    if "torch" in sys.modules:
+        return
+    sys.modules[_KERNELS] = ModuleType(_KERNELS)
+    try:
+        import torch  # noqa: PLC0415
+    finally:
+        del sys.modules[_KERNELS]
+    _missing_kernels = _MissingKernels(torch)
+
+
+def lacks_kernels() -> bool:
+    """Whether the kernels for the meta device are missing."""
+    return _missing_kernels is not None
+
+
+def import_kernels() -> None:
+    """Import the kernels for the meta device now, where they are missing."""
+    if _missing_kernels is not None:
+        _missing_kernels.provide()
+
+
+def end_where_kernels_were_missing(error: BaseException) -> None:
+    """In the process of a trial: end it where missing kernels may be why it failed."""
+    if _missing_kernels is None:
+        return
+    kinds = {kind for link in links(error) for kind in (link.kind, *link.bases)}
+    if not kinds & _WITHOUT_CAUSE:
+        _missing_kernels.provide()
 
 
 def install() -> None:
@@ -48,7 +94,10 @@ def install() -> None:
 
 def import_missing(exit_code: int) -> None:
     """Import what a trial lacked, where that is why it ended."""
-    if exit_code == NEEDS_COMPILER:
+    if exit_code == NEEDS_KERNELS:
+        import_kernels()
+    elif exit_code == NEEDS_COMPILER:
+        import_kernels()
         import_compiler()
     elif exit_code == NEEDS_BACKEND:
         importlib.import_module(_BACKEND)
@@ -62,10 +111,12 @@ def import_compiler() -> None:
 
 
 def end_instead_of_importing() -> None:
-    """In the process of a trial: end it where the compiler would have to be imported."""
+    """In the process of a trial: end it where something would have to be imported."""
     found = sys.modules.get(_NAME)
     if isinstance(found, _StandIn):
         found.trial = os.getpid()
+    if _missing_kernels is not None:
+        _missing_kernels.trial = os.getpid()
     if _BACKEND not in sys.modules:
         sys.meta_path.insert(0, _BackendFinder())
 
@@ -166,9 +217,70 @@ class _Finder:
         if not name.startswith(f"{_NAME}."):
             return None
         package = self._stand_in.replace()
-        if name in sys.modules:
-            return importlib.machinery.ModuleSpec(name, _Imported(sys.modules[name]))  # type: ignore[arg-type]
-        return importlib.machinery.PathFinder.find_spec(name, package.__path__, target)
+        there = _there(name)
+        return there or importlib.machinery.PathFinder.find_spec(name, package.__path__, target)
+
+
+class _MissingKernels:
+    """Stands for the kernels for the meta device while they are not imported."""
+
+    def __init__(self, torch: Any) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+
+        self._mode = FakeTensorMode
+        self._begin = begin = FakeTensorMode.__init__
+        self.trial: int | None = None
+        """Process that ends instead of importing them."""
+
+        @functools.wraps(begin)
+        def begin_with_kernels(mode: Any, *args: Any, **options: Any) -> None:
+            # Where fake tensors find no kernel, they run the real one, which takes memory.
+            self.provide()
+            begin(mode, *args, **options)
+
+        FakeTensorMode.__init__ = begin_with_kernels  # type: ignore[method-assign,assignment]
+        for name in (_KERNELS, *_WITH_KERNELS):
+            parent, _, child = name.rpartition(".")
+            if parent == torch.__name__:
+                setattr(torch, child, _Awaited(name, self))
+        sys.meta_path.insert(0, self)
+
+    def provide(self) -> None:
+        """Import the kernels."""
+        global _missing_kernels  # noqa: PLW0603 - as above
+        if self.trial == os.getpid():
+            _end(NEEDS_KERNELS)
+        if _missing_kernels is self:
+            _missing_kernels = None
+            self._mode.__init__ = self._begin  # type: ignore[method-assign]
+            sys.meta_path.remove(self)
+            importlib.import_module(_KERNELS)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Import the kernels where one of their modules is asked for."""
+        del path, target
+        if not any(f"{name}.".startswith(f"{family}.") for family in (_KERNELS, *_WITH_KERNELS)):
+            return None
+        self.provide()
+        return _there(name)
+
+
+class _Awaited(ModuleType):
+    """Stands for a module of the kernels where it is reached as an attribute of torch."""
+
+    def __init__(self, name: str, kernels: _MissingKernels) -> None:
+        super().__init__(name)
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer from the module itself."""
+        self._kernels.provide()
+        return getattr(sys.modules[self.__name__], name)
+
+
+_missing_kernels: _MissingKernels | None = None
 
 
 class _BackendFinder:
@@ -190,6 +302,12 @@ def _end(exit_code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
+
+
+def _there(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Find a module that has been imported meanwhile."""
+    module = sys.modules.get(name)
+    return importlib.machinery.ModuleSpec(name, _Imported(module)) if module else None  # type: ignore[arg-type]
 
 
 class _Imported:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import platform
 import signal
@@ -71,7 +72,10 @@ def _import_torch() -> ImportError | None:
     """Import torch, which needs no orders, and return why it cannot be imported."""
     gc.disable()  # imports make hundreds of thousands of objects and hardly any garbage
     try:
-        import torch  # noqa: F401, PLC0415
+        if control.active():
+            lazy.import_torch()
+        else:
+            importlib.import_module("torch")
     except ImportError as error:
         return error
     return None
@@ -152,8 +156,16 @@ def _import(request: Load) -> ImportedWorkload:
     torch.set_num_threads(1)
     if request.may_fork and control.active():
         lazy.install()
+    else:
+        lazy.import_kernels()
     _warm_up()
-    imported = import_workload(request.target)
+    try:
+        imported = import_workload(request.target)
+    except MemfitError:
+        if not lazy.lacks_kernels():
+            raise
+        lazy.import_kernels()
+        imported = import_workload(request.target)
     torch.set_num_threads(threads)
     _set_aside_what_was_imported()
     return imported

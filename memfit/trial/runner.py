@@ -24,7 +24,7 @@ from memfit.trial import stacks
 from memfit.trial.classify import Ending, classify, helpers_lost
 from memfit.trial.host import HostWatch
 from memfit.trial.lane import Lane
-from memfit.trial.lazy import NEEDS_BACKEND, NEEDS_COMPILER
+from memfit.trial.lazy import NEEDS_BACKEND, NEEDS_COMPILER, NEEDS_KERNELS
 from memfit.trial.protocol import (
     OUTPUT,
     CardTaken,
@@ -256,7 +256,7 @@ class TrialRunner:
         self._nursery = nursery
         try:
             ending = self._watch(nursery, spec, folder, reads, started)
-            for lacked in (NEEDS_COMPILER, NEEDS_BACKEND):
+            for lacked in (NEEDS_KERNELS, NEEDS_COMPILER, NEEDS_BACKEND):
                 if ending.exit_code == lacked:  # the nursery has it by now
                     (folder / OUTPUT).unlink(missing_ok=True)
                     ending = self._watch(nursery, spec, folder, reads, started)

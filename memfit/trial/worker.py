@@ -30,7 +30,7 @@ from memfit.records import (
     Timeline,
     TrialSpec,
 )
-from memfit.trial import libraries
+from memfit.trial import lazy, libraries
 from memfit.trial.checks import (
     CheckFailed,
     check_batch,
@@ -73,6 +73,7 @@ def run(loaded: LoadedWorkload, spec: TrialSpec, folder: Path, reads: ReadPass |
     try:
         trial.run()
     except BaseException as error:  # noqa: BLE001 - whatever ends a trial is its result
+        lazy.end_where_kernels_were_missing(error)
         failure = trial.describe(error)
     trial.reads.finish()
     write_report(folder, trial.report(failure))

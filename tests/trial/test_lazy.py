@@ -1,4 +1,4 @@
-"""Training in a nursery imports no compiler, until something is compiled."""
+"""Training in a nursery imports no compiler, until something is compiled, and no meta kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-_BEGIN = """
-import json, os, sys, torch
-from torch.utils.checkpoint import checkpoint
 from memfit.trial import lazy
+
+_BEGIN = """
+import json, os, sys
+from memfit.trial import lazy
+
+lazy.import_torch()
+import torch
+from torch.utils.checkpoint import checkpoint
 
 lazy.install()
 torch.set_num_threads(1)
@@ -43,7 +48,62 @@ print(json.dumps([{name!r} + " ended", show_code]), flush=True)
 CASES = {
     "training": """
     train(checkpointed=True)
-    show(imported())
+    meta = torch.nn.Linear(4, 4, device="meta")
+    show(imported(), lazy.lacks_kernels(), "torch._meta_registrations" in sys.modules)
+""",
+    "fake": """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    begin = FakeTensorMode.__init__
+    with FakeTensorMode():
+        shape = torch.nn.Conv2d(3, 4, 3)(torch.ones(1, 3, 8, 8)).shape
+    there = sys.modules["torch._meta_registrations"] is torch._meta_registrations
+    show(list(shape), lazy.lacks_kernels(), there, FakeTensorMode.__init__ is begin)
+""",
+    "modules": """
+    import torch.utils._content_store
+    import torch._refs.linalg
+    from torch import _decomp
+    show([
+        name for name in ("_decomp", "_meta_registrations", "_prims", "_refs")
+        if getattr(torch, name) is not sys.modules["torch." + name]
+    ], lazy.lacks_kernels(), _decomp is torch._decomp, torch._refs.linalg.norm.__module__)
+""",
+    "attributes": """
+    show(torch._refs.linalg.norm.__module__, torch._decomp is sys.modules["torch._decomp"])
+""",
+    "fake in a trial": """
+    lazy.end_instead_of_importing()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    FakeTensorMode()
+    show("imported")
+""",
+    "fake in a trial once there": """
+    lazy.import_missing(lazy.NEEDS_KERNELS)
+    lazy.import_missing(lazy.NEEDS_COMPILER)
+    lazy.end_instead_of_importing()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    FakeTensorMode()
+    show("imported")
+""",
+    "compiled in a trial once there": """
+    lazy.import_missing(lazy.NEEDS_COMPILER)
+    lazy.end_instead_of_importing()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    show("compiled")
+""",
+    "missing in a trial": """
+    lazy.end_instead_of_importing()
+    for error in (MemoryError("no"), torch.OutOfMemoryError("no")):
+        lazy.end_where_kernels_were_missing(error)
+    try:
+        try:
+            torch.nn.Embedding(4, 5, device="meta")(torch.zeros(2, dtype=int, device="meta"))
+        except NotImplementedError as cause:
+            raise RuntimeError("in somebody's words") from cause
+    except RuntimeError as error:
+        show("failed")
+        lazy.end_where_kernels_were_missing(error)
+    show("ignored")
 """,
     "compiled": """
     train()
@@ -109,7 +169,32 @@ def seen() -> dict[str, list[Any]]:
 
 
 def test_training_imports_no_compiler(seen: dict[str, list[Any]]) -> None:
-    assert seen["training"] == [False]
+    assert seen["training"] == [[False, True, False]]
+
+
+def test_fake_tensors_bring_the_kernels_for_the_meta_device(seen: dict[str, list[Any]]) -> None:
+    assert seen["fake"] == [[[1, 4, 6, 6], False, True, False]]
+
+
+def test_a_module_of_the_kernels_brings_all_of_them(seen: dict[str, list[Any]]) -> None:
+    assert seen["modules"] == [[[], False, True, "torch._refs.linalg"]]
+    assert seen["attributes"] == [["torch._refs.linalg", True]]
+
+
+def test_in_a_trial_fake_tensors_end_it_so_that_the_nursery_imports_the_kernels(
+    seen: dict[str, list[Any]],
+) -> None:
+    assert "fake in a trial" not in seen
+    assert seen["fake in a trial ended"] == [lazy.NEEDS_KERNELS]
+    assert seen["fake in a trial once there"] == ["imported"]
+    assert seen["compiled in a trial once there"] == ["compiled"]
+
+
+def test_a_trial_that_failed_for_a_missing_kernel_ends_so_and_no_other_failure_does(
+    seen: dict[str, list[Any]],
+) -> None:
+    assert seen["missing in a trial"] == ["failed"]
+    assert seen["missing in a trial ended"] == [lazy.NEEDS_KERNELS]
 
 
 @pytest.mark.parametrize("case", ["compiled", "module"])

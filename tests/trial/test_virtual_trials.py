@@ -41,10 +41,10 @@ def spec(**changes):
 
 
 @contextlib.contextmanager
-def opened(environment=None, **parameters):
+def opened(environment=None, target="stack.py", **parameters):
     environment = virtual.prepare(CARD, total_bytes=CARD.total_bytes) | (environment or {})
     with TrialRunner(
-        str(WORKLOADS / "stack.py"), parameters, environment=environment, load_timeout_s=300
+        str(WORKLOADS / target), parameters, environment=environment, load_timeout_s=300
     ) as runner:
         runner.open()
         yield runner
@@ -250,3 +250,25 @@ def test_what_cudnn_opens_is_opened_once_in_the_nursery_and_changes_no_byte():
         assert "libcudnn_engines" in after
     assert first.verdict is Verdict.FITS
     assert bytes_of(first) == bytes_of(second)
+
+
+@pytest.mark.parametrize("uses", ["a kernel", "fake tensors", "a module"])
+def test_what_is_imported_only_once_it_is_asked_for_changes_no_byte(uses):
+    with opened(target="meta.py") as runner:
+        without = runner.run(spec())
+    with opened(target="meta.py", uses=uses) as runner:
+        ended = [runner.run(spec()), runner.run(spec())]
+
+    assert [trial.verdict for trial in ended] == [Verdict.FITS, Verdict.FITS]
+    assert [bytes_of(trial) for trial in ended] == [bytes_of(without), bytes_of(without)]
+
+
+def test_a_module_that_computes_on_the_meta_device_is_imported(tmp_path):
+    target = tmp_path / "early.py"
+    lines = "import torch\n\ntorch.zeros(3, device='meta').dot(torch.zeros(3, device='meta'))\n"
+    target.write_text(lines + (WORKLOADS / "stack.py").read_text().replace("from __future__", "#"))
+    environment = virtual.prepare(CARD, total_bytes=CARD.total_bytes)
+    with TrialRunner(str(target), {}, environment=environment, load_timeout_s=300) as runner:
+        runner.open()
+
+        assert runner.run(spec()).verdict is Verdict.FITS
