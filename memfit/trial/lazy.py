@@ -305,9 +305,12 @@ def _end(exit_code: int) -> NoReturn:
 
 
 def _there(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Find a module that has been imported meanwhile."""
-    module = sys.modules.get(name)
-    return importlib.machinery.ModuleSpec(name, _Imported(module)) if module else None  # type: ignore[arg-type]
+    """Find a module that has been imported while it was looked for."""
+    # As long as it is in `sys.modules`, the import system would load it again by its own spec.
+    module = sys.modules.pop(name, None)
+    if module is None:
+        return None
+    return importlib.machinery.ModuleSpec(name, _Imported(module))  # type: ignore[arg-type]
 
 
 class _Imported:

@@ -68,6 +68,21 @@ CASES = {
         if getattr(torch, name) is not sys.modules["torch." + name]
     ], lazy.lacks_kernels(), _decomp is torch._decomp, torch._refs.linalg.norm.__module__)
 """,
+    "module of a package": """
+    import torch._refs.linalg
+    from torch._refs import abs, linalg
+    show(abs is torch._meta_registrations.torch._refs.abs, linalg is torch._refs.linalg)
+""",
+    "module of the compiler": """
+    loaded = []
+    class Watch:
+        def find_spec(self, name, path, target=None):
+            if name == "torch._dynamo.utils": loaded.append(name)
+    sys.meta_path.insert(1, Watch())
+    import torch._dynamo.utils
+    show(len(loaded), torch._dynamo.symbolic_convert.torch._dynamo.utils is torch._dynamo.utils,
+         torch._dynamo.convert_frame.CleanupManager is torch._dynamo.utils.CleanupManager)
+""",
     "attributes": """
     show(torch._refs.linalg.norm.__module__, torch._decomp is sys.modules["torch._decomp"])
 """,
@@ -178,6 +193,7 @@ def test_fake_tensors_bring_the_kernels_for_the_meta_device(seen: dict[str, list
 
 def test_a_module_of_the_kernels_brings_all_of_them(seen: dict[str, list[Any]]) -> None:
     assert seen["modules"] == [[[], False, True, "torch._refs.linalg"]]
+    assert seen["module of a package"] == [[True, True]]
     assert seen["attributes"] == [["torch._refs.linalg", True]]
 
 
@@ -200,6 +216,10 @@ def test_a_trial_that_failed_for_a_missing_kernel_ends_so_and_no_other_failure_d
 @pytest.mark.parametrize("case", ["compiled", "module"])
 def test_what_asks_for_the_compiler_gets_it_whole(case: str, seen: dict[str, list[Any]]) -> None:
     assert seen[case] == [[True, True]]
+
+
+def test_a_module_of_the_compiler_is_loaded_once(seen: dict[str, list[Any]]) -> None:
+    assert seen["module of the compiler"] == [[1, True, True]]
 
 
 def test_a_function_that_was_kept_from_the_compiler_stays_so_once_there_is_one(
