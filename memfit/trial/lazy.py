@@ -1,4 +1,4 @@
-"""torch's compiler, imported when something compiles and not before.
+"""torch's compiler and its meta kernels, imported when something needs them and not before.
 
 Training without `torch.compile` asks `torch._dynamo` only to keep out of the way (`disable`,
 `graph_break`), but imports all of it for that, which takes about as long as importing torch. Until
@@ -39,7 +39,11 @@ _KERNELS = "torch._meta_registrations"
 _WITH_KERNELS = ("torch._decomp", "torch._prims", "torch._refs", "torch.utils._content_store")
 """Packages that nothing but the kernels imports with torch; they import each other in a circle, so
 that only the kernels' own order works."""
-_WITHOUT_CAUSE = {"torch.OutOfMemoryError", "builtins.MemoryError"}
+_WITHOUT_CAUSE = {
+    "torch.OutOfMemoryError",
+    "builtins.MemoryError",
+    "memfit.trial.checks.CheckFailed",
+}
 """Failures that no kernel for the meta device would have prevented."""
 _NAME = "torch._dynamo"
 _CONFIG = f"{_NAME}.config"

@@ -108,7 +108,8 @@ CASES = {
 """,
     "missing in a trial": """
     lazy.end_instead_of_importing()
-    for error in (MemoryError("no"), torch.OutOfMemoryError("no")):
+    from memfit.trial.checks import CheckFailed
+    for error in (MemoryError(), torch.OutOfMemoryError(), CheckFailed("what", "why", hint="no")):
         lazy.end_where_kernels_were_missing(error)
     try:
         try:
