@@ -181,6 +181,7 @@ class _StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Answer from the compiler itself, but for its settings, which import nothing else."""
+        _refuse_special(name)
         if name == "config" and self.real is None:
             return self._import_config()
         return getattr(self.replace(), name)
@@ -280,6 +281,7 @@ class _Awaited(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Answer from the module itself."""
+        _refuse_special(name)
         self._kernels.provide()
         return getattr(sys.modules[self.__name__], name)
 
@@ -306,6 +308,12 @@ def _end(exit_code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
+
+
+def _refuse_special(name: str) -> None:
+    """Have no name of Python's own, which everybody asks for who looks at all modules."""
+    if name.startswith("__"):
+        raise AttributeError(name)
 
 
 def _there(name: str) -> importlib.machinery.ModuleSpec | None:

@@ -73,6 +73,18 @@ CASES = {
     from torch._refs import abs, linalg
     show(abs is torch._meta_registrations.torch._refs.abs, linalg is torch._refs.linalg)
 """,
+    "looked at": """
+    import inspect
+    looked = [hasattr(module, "__file__") for module in list(sys.modules.values())]
+    found = inspect.getmodule(sys._getframe())
+    show(imported(), lazy.lacks_kernels(), hasattr(torch._refs, "__wrapped__"))
+""",
+    "sharding": """
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+    import torch.distributed.tensor.parallel, torch.distributed.checkpoint
+    show(imported(), fully_shard.__module__)
+""",
     "module of the compiler": """
     loaded = []
     class Watch:
@@ -217,6 +229,14 @@ def test_a_trial_that_failed_for_a_missing_kernel_ends_so_and_no_other_failure_d
 @pytest.mark.parametrize("case", ["compiled", "module"])
 def test_what_asks_for_the_compiler_gets_it_whole(case: str, seen: dict[str, list[Any]]) -> None:
     assert seen[case] == [[True, True]]
+
+
+def test_what_looks_at_all_modules_imports_nothing(seen: dict[str, list[Any]]) -> None:
+    assert seen["looked at"] == [[False, True, False]]
+
+
+def test_modules_for_sharding_are_imported_without_the_compiler(seen: dict[str, list[Any]]) -> None:
+    assert seen["sharding"] == [[False, "torch.distributed.fsdp"]]
 
 
 def test_a_module_of_the_compiler_is_loaded_once(seen: dict[str, list[Any]]) -> None:
