@@ -13,8 +13,8 @@ SLICE = (132, 114, 198, 33, 122, 92)
 
 
 @pytest.fixture(scope="module")
-def nurseries(tmp_path_factory):
-    with shared(tmp_path_factory.mktemp("nurseries")):
+def nurseries():
+    with shared():
         yield
 
 

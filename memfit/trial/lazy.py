@@ -39,6 +39,8 @@ _KERNELS = "torch._meta_registrations"
 _WITH_KERNELS = ("torch._decomp", "torch._prims", "torch._refs", "torch.utils._content_store")
 """Packages that nothing but the kernels imports with torch; they import each other in a circle, so
 that only the kernels' own order works."""
+_NO_KERNEL = "builtins.NotImplementedError"
+"""What torch raises where a device has no kernel for an operator."""
 _WITHOUT_CAUSE = {
     "torch.OutOfMemoryError",
     "builtins.MemoryError",
@@ -69,6 +71,11 @@ def lacks_kernels() -> bool:
     return _missing_kernels is not None
 
 
+def kernel_was_missing(error: BaseException) -> bool:
+    """Whether something failed because a kernel for the meta device is missing."""
+    return lacks_kernels() and bool(_kinds(error) & {_NO_KERNEL})
+
+
 def import_kernels() -> None:
     """Import the kernels for the meta device now, where they are missing."""
     if _missing_kernels is not None:
@@ -77,11 +84,13 @@ def import_kernels() -> None:
 
 def end_where_kernels_were_missing(error: BaseException) -> None:
     """In the process of a trial: end it where missing kernels may be why it failed."""
-    if _missing_kernels is None:
-        return
-    kinds = {kind for link in links(error) for kind in (link.kind, *link.bases)}
-    if not kinds & _WITHOUT_CAUSE:
+    if _missing_kernels is not None and not _kinds(error) & _WITHOUT_CAUSE:
         _missing_kernels.provide()
+
+
+def _kinds(error: BaseException) -> set[str]:
+    """Return the classes of everything behind a failure."""
+    return {kind for link in links(error) for kind in (link.kind, *link.bases)}
 
 
 def install() -> None:

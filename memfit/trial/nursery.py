@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from memfit.errors import MemfitError, UsageError
+from memfit.errors import MemfitError, UsageError, WorkloadError
 from memfit.records import Environment
 from memfit.trial import lazy, libraries, worker
 from memfit.trial.protocol import (
@@ -161,8 +161,8 @@ def _import(request: Load) -> ImportedWorkload:
     _warm_up()
     try:
         imported = import_workload(request.target)
-    except MemfitError:
-        if not lazy.lacks_kernels():
+    except WorkloadError as error:
+        if not lazy.kernel_was_missing(error):
             raise
         lazy.import_kernels()
         imported = import_workload(request.target)

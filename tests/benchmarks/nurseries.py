@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from memfit.trial import runner
@@ -45,13 +44,11 @@ class _Lent:
 class _Shelf:
     """Nurseries that wait, the last used one at the end."""
 
-    def __init__(self, make: Any, folder: Path) -> None:
+    def __init__(self, make: Any) -> None:
         self._make = make
-        self._folder = folder
-        self._made = 0
         self._waiting: list[tuple[_Key, Any]] = []
 
-    def lend(self, environment: Mapping[str, str], _output: Path) -> _Lent:
+    def lend(self, environment: Mapping[str, str]) -> _Lent:
         # The size of the card is each trial's own; everything else has to be the same.
         card = ";".join(
             part
@@ -63,10 +60,7 @@ class _Shelf:
             if waiting == key:
                 del self._waiting[position]
                 return _Lent(self, key, nursery)
-        self._made += 1
-        return _Lent(
-            self, key, self._make(environment, self._folder / f"nursery-{self._made}-output")
-        )
+        return _Lent(self, key, self._make(environment))
 
     def give_back(self, key: _Key, nursery: Any) -> None:
         self._waiting.append((key, nursery))
@@ -79,10 +73,10 @@ class _Shelf:
 
 
 @contextmanager
-def shared(folder: Path) -> Iterator[None]:
+def shared() -> Iterator[None]:
     """Let all runners of this process share nurseries while the context lasts."""
     make = runner.Nursery
-    shelf = _Shelf(make, folder)
+    shelf = _Shelf(make)
     runner.Nursery = shelf.lend  # type: ignore[assignment, misc]
     try:
         yield

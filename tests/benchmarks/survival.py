@@ -315,7 +315,7 @@ def run(questions: Sequence[Question], store: Store) -> list[Finding]:
     """Examine what is not known yet; questions with the same nursery follow each other."""
     missing = [question for question in questions if store[question] is None]
     missing.sort(key=lambda q: (q.allocator, q.card, q.index))
-    with tempfile.TemporaryDirectory(prefix="memfit-bench-") as folder, shared(Path(folder)):
+    with shared():
         for number, question in enumerate(missing, start=1):
             finding = examine(question)
             store.add(finding)
