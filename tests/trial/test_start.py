@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -112,6 +113,16 @@ def test_what_it_prints_is_read_while_it_goes_on(started: list[start.NurseryProc
     assert len(process.output()) <= 1 << 16
 
 
+def nurseries_of(running: Running) -> list[psutil.Process]:
+    """Return the nurseries that a command has started, and the trials that those have forked."""
+    found = []
+    for child in psutil.Process(running.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "memfit.trial.nursery" in child.cmdline():
+                found.append(child)
+    return found
+
+
 HURRIES = """
 import sys
 from memfit.__main__ import hurry
@@ -144,11 +155,7 @@ def test_a_probe_of_a_virtual_gpu_has_no_nursery_but_the_one_that_was_started_ah
         GATE=gate,
     )
     running.wait_for(tmp_path / "gate.reached")
-    nurseries = [
-        child
-        for child in psutil.Process(running.pid).children(recursive=True)
-        if "memfit.trial.nursery" in child.cmdline()
-    ]
+    nurseries = nurseries_of(running)
     os.killpg(running.pid, signal.SIGKILL)
     running.end()
 
@@ -159,6 +166,6 @@ def test_a_probe_of_a_virtual_gpu_has_no_nursery_but_the_one_that_was_started_ah
 @pytest.mark.virtual
 def test_a_target_that_is_not_there_leaves_no_process_behind(tmp_path: Path) -> None:
     running = Running("probe", "missing.py", "--device", "rtx-4090", cwd=tmp_path)
-    running.wait_for_child()
+    running.wait_until(lambda: nurseries_of(running))
 
     assert running.end().code == 2
